@@ -210,8 +210,9 @@ void check_keys_are_used(const SourceSpec& spec, const std::vector<FoundFile>& f
 UserError text_refusal(const SourceSpec& spec, const FoundFile& file, const std::string& tokenizer) {
   return UserError(fmt::format(
       "{}: {} is text, but the tokenizer ({}) reads token files only{}", path_key(spec), file.path.string(), tokenizer,
-      spec.key.starts_with("--") ? "; for a Hugging Face folder, --tokenizer bytes reads text as bytes, --tokenizer bpe by its tokenizer.json"
-                                 : "; name token files, or set data.tokenizer.type: bytes or bpe"));
+      spec.key.starts_with("--")
+          ? "; for a Hugging Face folder, --tokenizer bytes reads text as bytes, --tokenizer bpe by its tokenizer.json"
+          : "; name token files, or set data.tokenizer.type: bytes or bpe"));
 }
 
 UserError hidden_documents_refusal(const SourceSpec& spec, const TokenFile& file) {

@@ -54,8 +54,7 @@ LoadedModel OpenedModel::load(const ModelArgument& argument) {
   const LocatedModel located = locate(argument);
   path = located.path;
   std::optional<LoadedModel> model;
-  with_older_named(located,
-                   [&] { model.emplace(located, *backend, *stream, chosen_tokenizer(argument, located)); });
+  with_older_named(located, [&] { model.emplace(located, *backend, *stream, chosen_tokenizer(argument, located)); });
   return std::move(*model);
 }
 

@@ -276,11 +276,12 @@ void add_model(KeyTable<Config>& table) {
 void add_data(KeyTable<Config>& table) {
   table.push_back(top({"data.tokenizer.type", "", "How text becomes tokens; ids: token files bring their own.", never},
                       EnumCodec<TokenizerKind>(), FIELD(data.tokenizer.type)));
-  table.push_back(top({"data.tokenizer.path", "", "The tokenizer's file or folder: tokenizer.json, or vocab.json with merges.txt (bpe)."},
+  table.push_back(top({"data.tokenizer.path", "",
+                       "The tokenizer's file or folder: tokenizer.json, or vocab.json with merges.txt (bpe)."},
                       optional(path_text()), FIELD(data.tokenizer.path)));
-  table.push_back(
-      top({"data.tokenizer.end_of_document", "", "The token that ends a document (ids; bpe: where the tokenizer does not say).", never},
-          optional(at_least(0, kMaxVocab)), FIELD(data.tokenizer.end_of_document)));
+  table.push_back(top({"data.tokenizer.end_of_document", "",
+                       "The token that ends a document (ids; bpe: where the tokenizer does not say).", never},
+                      optional(at_least(0, kMaxVocab)), FIELD(data.tokenizer.end_of_document)));
   table.push_back(top({"data.documents.attention", "",
                        "Attention across the documents of a sample, or attention within documents only.", with_notice},
                       EnumCodec<DocumentAttention>(), FIELD(data.documents.attention)));

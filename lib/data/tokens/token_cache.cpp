@@ -91,7 +91,7 @@ class TokenSink final : public DocumentSink {
   CacheWriter& writer_;
   std::string pending_;
   std::size_t wanted_ = kEncodeBytes;  // so much must be pending before it is looked at
-  bool started_ = false;  // some of the document was written already
+  bool started_ = false;               // some of the document was written already
 };
 
 enum class LockResult { held, taken_by_other, unsupported };

@@ -1,8 +1,8 @@
 // From text to token ids and back.
 //
 // A tokenizer is immutable after it was made; all members may be called concurrently. Ids are 0 .. vocab_size() - 1.
-// What belongs around each document, before_document() and end_of_document(), is put there when text is tokenised (lib/data
-// does that, not encode()).
+// What belongs around each document, before_document() and end_of_document(), is put there when text is tokenised
+// (lib/data does that, not encode()).
 #pragma once
 
 #include <cstddef>
@@ -89,8 +89,8 @@ class IdsTokenizer final : public Tokenizer {
 std::vector<std::filesystem::path> tokenizer_files(const TokenizerConfig& config);
 
 // `model_vocab` is model.vocab, nothing for `auto`. UserError: ids without a number in model.vocab, an end_of_document
-// outside the vocabulary, a model.vocab smaller than the tokenizer's, a type that is not supported. InputError: files that
-// cannot be read or ask for what is not supported.
+// outside the vocabulary, a model.vocab smaller than the tokenizer's, a type that is not supported. InputError: files
+// that cannot be read or ask for what is not supported.
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config, std::optional<std::int64_t> model_vocab);
 
 }  // namespace scaletrain

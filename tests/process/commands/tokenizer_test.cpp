@@ -1,4 +1,5 @@
-// A run whose text a byte-level BPE cuts: from tokenizer.json to a text that the model writes, wherever the files then are.
+// A run whose text a byte-level BPE cuts: from tokenizer.json to a text that the model writes, wherever the files then
+// are.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -102,8 +103,9 @@ TEST_CASE("a_resume_goes_on_with_a_tokenizer_that_moved_and_refuses_another") {
 TEST_CASE("a_tokenizer_that_cannot_be_used_is_refused_by_check_and_run_with_its_place") {
   const fs::path broken = workspace().write("broken/tokenizer.json", R"({"model": {"type": "Unigram"}})");
   for (const char* command : {"check", "run"})
-    check_refused(workspace().run({command, "config.yaml", "--set", "run.directory=broken-run", "--set", setting(broken)}),
-                  3, {broken.string() + ": model: the model \"Unigram\" is not supported"});
+    check_refused(
+        workspace().run({command, "config.yaml", "--set", "run.directory=broken-run", "--set", setting(broken)}), 3,
+        {broken.string() + ": model: the model \"Unigram\" is not supported"});
   check_refused(workspace().run({"check", "config.yaml", "--set", "data.tokenizer.type=bpe"}), 2,
                 {"data.tokenizer.path: tokenizer bpe needs it"});
   check_refused(workspace().run({"check", "config.yaml", "--set", setting(workspace() / "nowhere")}), 2,

@@ -111,16 +111,16 @@ bool says(const std::string& text, const std::string& part) {
 
 TEST_CASE("what a tokenizer.json asks for and is not supported is refused by name and place") {
   CHECK(refusal("/version", "1.0") == "accepted");
-  CHECK(refusal("/normalizer", {{"type", "NFKC"}}) == "normalizer: the normalizer \"NFKC\" is not supported; only NFC is");
-  CHECK(says(refusal("/normalizer",
-                     {{"type", "Sequence"}, {"normalizers", {{{"type", "NFC"}}, {{"type", "Lowercase"}}}}}),
-             "normalizer.normalizers[1]: the normalizer \"Lowercase\""));
+  CHECK(refusal("/normalizer", {{"type", "NFKC"}}) ==
+        "normalizer: the normalizer \"NFKC\" is not supported; only NFC is");
+  CHECK(says(
+      refusal("/normalizer", {{"type", "Sequence"}, {"normalizers", {{{"type", "NFC"}}, {{"type", "Lowercase"}}}}}),
+      "normalizer.normalizers[1]: the normalizer \"Lowercase\""));
   CHECK(says(refusal("/pre_tokenizer", {{"type", "Metaspace"}}), "pre_tokenizer: the pre-tokenizer \"Metaspace\""));
   CHECK(says(refusal("/pre_tokenizer", nullptr), "pre_tokenizer: has no ByteLevel"));
   CHECK(says(refusal("/pre_tokenizer",
                      {{"type", "Sequence"},
-                      {"pretokenizers",
-                       {{{"type", "ByteLevel"}}, {{"type", "Digits"}, {"individual_digits", true}}}}}),
+                      {"pretokenizers", {{{"type", "ByteLevel"}}, {{"type", "Digits"}, {"individual_digits", true}}}}}),
              "pre_tokenizer.pretokenizers[1]: Digits behind ByteLevel"));
   const auto split = [](const json& pattern, const char* behavior) {
     return json{{"type", "Sequence"},
@@ -169,10 +169,22 @@ TEST_CASE("text that is no utf-8 is read as if U+FFFD stood for what is malforme
   const auto tokenizer = open_json(small_tokenizer());
   const std::string mark = "\xef\xbf\xbd";
   const std::pair<std::string, std::string> cases[] = {
-      {"a\xff" "b", "a" + mark + "b"},         {"\xc3", mark},                    {"\xe2\x82", mark},
-      {"\xe2\x82" "a", mark + "a"},            {"\xf0\x9f\x98", mark},            {"\xc0\xaf", mark + mark},
-      {"\xed\xa0\x80", mark + mark + mark},    {"\xf5\x80", mark + mark},         {"\xe0\x80\x80", mark + mark + mark},
-      {"\xf4\x90\x80\x80", mark + mark + mark + mark}, {"\x80\x80", mark + mark}, {"\xc3\xc3\xa9", mark + "\xc3\xa9"},
+      {"a\xff"
+       "b",
+       "a" + mark + "b"},
+      {"\xc3", mark},
+      {"\xe2\x82", mark},
+      {"\xe2\x82"
+       "a",
+       mark + "a"},
+      {"\xf0\x9f\x98", mark},
+      {"\xc0\xaf", mark + mark},
+      {"\xed\xa0\x80", mark + mark + mark},
+      {"\xf5\x80", mark + mark},
+      {"\xe0\x80\x80", mark + mark + mark},
+      {"\xf4\x90\x80\x80", mark + mark + mark + mark},
+      {"\x80\x80", mark + mark},
+      {"\xc3\xc3\xa9", mark + "\xc3\xa9"},
   };
   for (const auto& [text, read] : cases) {
     CHECK(tokenizer->encode(text) == tokenizer->encode(read));
@@ -226,7 +238,8 @@ TEST_CASE("a long run takes no quadratic time, and long and short pieces are mer
   std::uint32_t state = 1;
   for (std::size_t size = 1; size < 200; ++size) {
     std::string text;
-    for (std::size_t i = 0; i < size; ++i) text.push_back((state = state * 1664525 + 1013904223) >> 30 == 0 ? 'b' : 'a');
+    for (std::size_t i = 0; i < size; ++i)
+      text.push_back((state = state * 1664525 + 1013904223) >> 30 == 0 ? 'b' : 'a');
     CHECK(encode(text) == expected(text));
     CHECK(encode(text) == expected(text));  // from the cache
   }
@@ -318,7 +331,9 @@ TEST_CASE("a document that is encoded in parts has the ids of the whole, and its
 
 TEST_CASE("patterns mean what they mean in Oniguruma") {
   CHECK(matches(kGpt2Pattern, "I'm 42  years'S.\n") == "[I]['m][ 42][ ][ years]['][S][.][\n]");
-  CHECK(matches("(?i:'s|k)", "'S'\xc5\xbf" "K\xe2\x84\xaa'x") == "['S]['\xc5\xbf][K][\xe2\x84\xaa]'x");
+  CHECK(matches("(?i:'s|k)",
+                "'S'\xc5\xbf"
+                "K\xe2\x84\xaa'x") == "['S]['\xc5\xbf][K][\xe2\x84\xaa]'x");
   CHECK(matches(R"(a{2,3}b?)", "aaaaab") == "[aaa][aab]");
   CHECK(matches(R"(a++a)", "aaa") == "aaa");
   CHECK(matches(R"(a+a)", "aaa") == "[aaa]");
@@ -360,10 +375,10 @@ TEST_CASE("patterns beyond what is supported are refused with their place") {
 TEST_CASE("nfc composes, orders and leaves alone") {
   CHECK_FALSE(normalize_nfc("plain \xc3\xa9 \xe6\x97\xa5").has_value());
   CHECK(normalize_nfc("xe\xcc\x81y") == "x\xc3\xa9y");
-  CHECK(normalize_nfc("q\xcc\x87\xcc\xa3") == "q\xcc\xa3\xcc\x87");          // a lower class first
+  CHECK(normalize_nfc("q\xcc\x87\xcc\xa3") == "q\xcc\xa3\xcc\x87");                // a lower class first
   CHECK(normalize_nfc("\xe1\x84\x80\xe1\x85\xa1\xe1\x86\xa8") == "\xea\xb0\x81");  // Hangul
-  CHECK(normalize_nfc("\xe2\x84\xab") == "\xc3\x85");                          // the sign of angstrom
-  CHECK(normalize_nfc("\xe0\xa5\x98") == "\xe0\xa4\x95\xe0\xa4\xbc");          // excluded from composition
+  CHECK(normalize_nfc("\xe2\x84\xab") == "\xc3\x85");                              // the sign of angstrom
+  CHECK(normalize_nfc("\xe0\xa5\x98") == "\xe0\xa4\x95\xe0\xa4\xbc");              // excluded from composition
 }
 
 TEST_CASE("a text of a language without spaces is cut as well, and what cannot be is not") {

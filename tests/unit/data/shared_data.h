@@ -1,4 +1,5 @@
-// Real corpora and tokenizers are not in the repository: SCALETRAIN_SHARED_DATA, else shared/data beside the source folder.
+// Real corpora and tokenizers are not in the repository: SCALETRAIN_SHARED_DATA, else shared/data beside the source
+// folder.
 #pragma once
 
 #include <doctest/doctest.h>

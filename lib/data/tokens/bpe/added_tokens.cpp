@@ -122,7 +122,8 @@ void AddedTokenFinder::split(std::string_view text, std::vector<Part>& parts) co
     if (token.strips_right) end += leading_space(text.substr(end));
     add(done, begin, std::nullopt);
     add(begin, end, token.id);
-    done = end;  // may lie before `begin` of the next: a token of white space that another one has taken is found anyway
+    done =
+        end;  // may lie before `begin` of the next: a token of white space that another one has taken is found anyway
   }
   add(done, text.size(), std::nullopt);
 }

@@ -1,5 +1,5 @@
-// Tokens that are found in the text as they are, before anything else looks at it: special tokens and those that were added
-// to a vocabulary. Of several that begin at a place the longest is taken.
+// Tokens that are found in the text as they are, before anything else looks at it: special tokens and those that were
+// added to a vocabulary. Of several that begin at a place the longest is taken.
 //
 // Follows `tokenizers`' AddedVocabulary, with its flags; immutable, to be used by any number of threads.
 #pragma once
@@ -39,8 +39,8 @@ class AddedTokenFinder {
   // The text in parts, none of them empty.
   void split(std::string_view text, std::vector<Part>& parts) const;
 
-  // Whether a token or what is next to it could lie across x and y (x before y), so that a text cut between the two might be
-  // split otherwise.
+  // Whether a token or what is next to it could lie across x and y (x before y), so that a text cut between the two
+  // might be split otherwise.
   bool may_straddle(char32_t x, char32_t y) const;
 
  private:

@@ -82,8 +82,7 @@ void BpeMerges::encode(std::string_view piece, const char* readable_end, Workspa
   if (std::endian::native == std::endian::little &&
       readable_end - piece.data() >= static_cast<std::ptrdiff_t>(sizeof key)) {
     std::memcpy(key.data(), piece.data(), sizeof key);
-    for (std::size_t word = 0; word < key.size(); ++word)
-      key[word] &= size > 8 * word ? low_bytes(size - 8 * word) : 0;
+    for (std::size_t word = 0; word < key.size(); ++word) key[word] &= size > 8 * word ? low_bytes(size - 8 * word) : 0;
   } else {
     std::memcpy(key.data(), piece.data(), size);
   }
@@ -111,8 +110,7 @@ void BpeMerges::encode(std::string_view piece, const char* readable_end, Workspa
   std::copy_n(tokens.begin() + static_cast<std::ptrdiff_t>(before), count, place[0].tokens.begin());
 }
 
-void BpeMerges::encode_uncached(std::string_view piece, Workspace& workspace,
-                                std::vector<std::int32_t>& tokens) const {
+void BpeMerges::encode_uncached(std::string_view piece, Workspace& workspace, std::vector<std::int32_t>& tokens) const {
   if (!whole_tokens_.empty()) {
     const auto found = whole_tokens_.find(piece);
     if (found != whole_tokens_.end()) {
@@ -160,8 +158,8 @@ void BpeMerges::merge_short(Workspace& workspace) const {
   }
 }
 
-// Symbols as a list whose links are indices, and a queue of the merges that were seen. One that no longer is what it was
-// (a neighbour has merged meanwhile) is known by its rank.
+// Symbols as a list whose links are indices, and a queue of the merges that were seen. One that no longer is what it
+// was (a neighbour has merged meanwhile) is known by its rank.
 void BpeMerges::merge_long(Workspace& workspace) const {
   std::vector<std::int32_t>& symbols = workspace.symbols_;
   std::vector<std::int32_t>& ranks = workspace.ranks_;

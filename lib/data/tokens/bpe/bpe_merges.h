@@ -1,8 +1,8 @@
-// Byte-pair encoding of one piece: its bytes, of which neighbouring pairs are merged, the pair of the lowest rank first and
-// of equal ones the leftmost, until no pair has a merge (Sennrich et al. 2016; over bytes as in GPT-2).
+// Byte-pair encoding of one piece: its bytes, of which neighbouring pairs are merged, the pair of the lowest rank first
+// and of equal ones the leftmost, until no pair has a merge (Sennrich et al. 2016; over bytes as in GPT-2).
 //
-// Immutable; any number of threads may encode at once, each with a Workspace of its own. A short piece costs time quadratic
-// in its few bytes, a long one O(n log n).
+// Immutable; any number of threads may encode at once, each with a Workspace of its own. A short piece costs time
+// quadratic in its few bytes, a long one O(n log n).
 #pragma once
 
 #include <array>
@@ -28,10 +28,10 @@ struct BpeModel {
   // Of each id, the bytes that the token stands for; nothing for ids that the model does not have, and for tokens whose
   // text is no sequence of bytes (those are special tokens).
   std::vector<std::optional<std::string>> tokens;
-  std::vector<BpeMerge> merges;          // in the order of their ranks; of a pair that occurs twice the later one counts
-  std::optional<std::int32_t> unknown;   // for bytes without a token of their own; without it, each byte must have one
-  bool fuses_unknown = false;            // neighbouring unknown bytes make one unknown token
-  bool ignores_merges = false;           // a piece that is a token is that token, whatever the merges make
+  std::vector<BpeMerge> merges;         // in the order of their ranks; of a pair that occurs twice the later one counts
+  std::optional<std::int32_t> unknown;  // for bytes without a token of their own; without it, each byte must have one
+  bool fuses_unknown = false;           // neighbouring unknown bytes make one unknown token
+  bool ignores_merges = false;          // a piece that is a token is that token, whatever the merges make
 };
 
 class BpeMerges {
@@ -69,7 +69,8 @@ class BpeMerges {
   std::vector<std::string> kept_;
 };
 
-// What one thread needs to encode: buffers, and the tokens of pieces that it has met (2 MiB, of the latest in each place).
+// What one thread needs to encode: buffers, and the tokens of pieces that it has met (2 MiB, of the latest in each
+// place).
 class BpeMerges::Workspace {
  public:
   Workspace();

@@ -27,8 +27,8 @@ using nlohmann::json;
 constexpr std::uint64_t kMaxFileBytes = 256ull << 20;
 constexpr std::int64_t kMaxId = (1 << 22) - 1;  // published vocabularies end at 2^18; memory grows with the largest id
 // GPT-2's names and those that became customary, of the vocabulary and of the merges beside it.
-constexpr std::array<std::pair<const char*, const char*>, 2> kPairs = {{{"vocab.json", "merges.txt"},
-                                                                        {"encoder.json", "vocab.bpe"}}};
+constexpr std::array<std::pair<const char*, const char*>, 2> kPairs = {
+    {{"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}}};
 
 [[noreturn]] void refuse(const std::string& where, std::string_view what) {
   throw InputError(fmt::format("{}: {}", where, what));
@@ -132,10 +132,11 @@ void check_bytes(const BpeModel& model, const std::string& where) {
   for (std::size_t byte = 0; byte < has.size(); ++byte) {
     const bool is_in_no_utf8 = byte == 0xc0 || byte == 0xc1 || byte > 0xf4;
     if (!has[byte] && !is_in_no_utf8)
-      refuse(where, fmt::format("no token stands for the byte 0x{:02x}, and there is no unk_token: text with it would be "
-                                "lost. The tokenizer is not byte-level, or was trained without the alphabet of bytes "
-                                "(initial_alphabet=ByteLevel.alphabet())",
-                                byte));
+      refuse(where,
+             fmt::format("no token stands for the byte 0x{:02x}, and there is no unk_token: text with it would be "
+                         "lost. The tokenizer is not byte-level, or was trained without the alphabet of bytes "
+                         "(initial_alphabet=ByteLevel.alphabet())",
+                         byte));
   }
 }
 
@@ -174,7 +175,8 @@ class TokenizerJsonReader {
     const std::string where = place("model");
     const json& model = json_member(root_, "model", file_);
     const std::string type = has(model, "type") ? json_string(model, "type", where) : "BPE";
-    if (type != "BPE") refuse(where, fmt::format("the model {} is not supported; only byte-level BPE is", quoted(type)));
+    if (type != "BPE")
+      refuse(where, fmt::format("the model {} is not supported; only byte-level BPE is", quoted(type)));
     if (has(model, "dropout") && model["dropout"] != 0.0)
       refuse(where + ".dropout", "is not supported: the ids of a text would differ each time; write null there");
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
@@ -238,7 +240,8 @@ class TokenizerJsonReader {
       refuse(where, fmt::format("the id {} of {} is another token's in model.vocab", token.id, quoted(token.content)));
     const auto [at, is_new] = contents.emplace(token.id, token.content);
     if (!is_new && at->second != token.content)
-      refuse(where, fmt::format("{} and {} have the id {}", quoted(std::as_const(at->second)), quoted(token.content), token.id));
+      refuse(where, fmt::format("{} and {} have the id {}", quoted(std::as_const(at->second)), quoted(token.content),
+                                token.id));
     const auto same = std::find_if(spec_.added.begin(), spec_.added.end(),
                                    [&](const AddedToken& other) { return other.content == token.content; });
     if (same != spec_.added.end()) refuse(where, fmt::format("{} is added twice", quoted(token.content)));
@@ -289,8 +292,7 @@ class TokenizerJsonReader {
                 }
               });
     }
-    if (!has_bytes)
-      refuse(place("pre_tokenizer"), "has no ByteLevel; only byte-level BPE is supported");
+    if (!has_bytes) refuse(place("pre_tokenizer"), "has no ByteLevel; only byte-level BPE is supported");
   }
 
   static SplitStep digits(bool is_individual) {
@@ -331,8 +333,9 @@ class TokenizerJsonReader {
               if (type == "TemplateProcessing") {
                 read_template(item, where);
               } else if (type != "ByteLevel") {
-                refuse(where, fmt::format("the post-processor {} is not supported; ByteLevel and TemplateProcessing are",
-                                          quoted(type)));
+                refuse(where,
+                       fmt::format("the post-processor {} is not supported; ByteLevel and TemplateProcessing are",
+                                   quoted(type)));
               }
             });
   }
@@ -340,8 +343,7 @@ class TokenizerJsonReader {
   void read_template(const json& item, const std::string& where) {
     const json& pieces = json_member(item, "single", where);
     if (!pieces.is_array()) refuse(where + ".single", "a list is expected");
-    if (!spec_.before_text.empty() || !spec_.after_text.empty())
-      refuse(where, "a second template is not supported");
+    if (!spec_.before_text.empty() || !spec_.after_text.empty()) refuse(where, "a second template is not supported");
     bool has_text = false;
     for (std::size_t i = 0; i < pieces.size(); ++i) {
       const std::string at = fmt::format("{}.single[{}]", where, i);
@@ -404,8 +406,7 @@ BpeSpec read_pair(const json& vocab, const std::string& vocab_file, const std::s
     if (token.empty() || (bytes && bytes->size() == 1) || made.contains(id)) continue;
     spec.added.push_back({.content = token, .id = id, .is_special = true});
   }
-  std::sort(spec.added.begin(), spec.added.end(),
-            [](const AddedToken& a, const AddedToken& b) { return a.id < b.id; });
+  std::sort(spec.added.begin(), spec.added.end(), [](const AddedToken& a, const AddedToken& b) { return a.id < b.id; });
   check_bytes(spec.model, vocab_file);
   return spec;
 }
@@ -431,10 +432,12 @@ fs::path file_in(const fs::path& folder) {
   }
   std::error_code ignored;
   if (fs::exists(folder / "tokenizer.model", ignored))
-    refuse(folder.string(), "holds a SentencePiece model only (tokenizer.model), which is not supported yet; a byte-level "
-                            "BPE's tokenizer.json is");
-  refuse(folder.string(), "holds no tokenizer: neither tokenizer.json, nor vocab.json with merges.txt, nor encoder.json "
-                          "with vocab.bpe");
+    refuse(folder.string(),
+           "holds a SentencePiece model only (tokenizer.model), which is not supported yet; a byte-level "
+           "BPE's tokenizer.json is");
+  refuse(folder.string(),
+         "holds no tokenizer: neither tokenizer.json, nor vocab.json with merges.txt, nor encoder.json "
+         "with vocab.bpe");
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
-// What the files of a byte-level BPE tokenizer say, read and checked: Hugging Face's tokenizer.json, or GPT-2's vocabulary
-// (vocab.json, encoder.json) with its merges (merges.txt, vocab.bpe).
+// What the files of a byte-level BPE tokenizer say, read and checked: Hugging Face's tokenizer.json, or GPT-2's
+// vocabulary (vocab.json, encoder.json) with its merges (merges.txt, vocab.bpe).
 //
-// Supported of tokenizer.json: the model BPE over bytes (both spellings of merges, ignore_merges, unk_token and fuse_unk);
-// added tokens with all their flags; the normaliser NFC; the pre-tokenizers Split (split_pattern.h says which patterns),
-// Digits and ByteLevel, which comes last, and sequences of these; the post-processors ByteLevel and TemplateProcessing; the
-// decoder ByteLevel. All else that a file asks for is refused by name and place: an InputError.
+// Supported of tokenizer.json: the model BPE over bytes (both spellings of merges, ignore_merges, unk_token and
+// fuse_unk); added tokens with all their flags; the normaliser NFC; the pre-tokenizers Split (split_pattern.h says
+// which patterns), Digits and ByteLevel, which comes last, and sequences of these; the post-processors ByteLevel and
+// TemplateProcessing; the decoder ByteLevel. All else that a file asks for is refused by name and place: an InputError.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,8 @@ struct BpeSpec {
 inline constexpr const char* kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// `path`: tokenizer.json by any name that ends in .json, a vocabulary that has its merges beside it, or a folder with either.
+// `path`: tokenizer.json by any name that ends in .json, a vocabulary that has its merges beside it, or a folder with
+// either.
 BpeSpec read_bpe_spec(const std::filesystem::path& path);
 // The files that it reads.
 std::vector<std::filesystem::path> bpe_files(const std::filesystem::path& path);

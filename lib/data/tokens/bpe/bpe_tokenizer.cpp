@@ -14,8 +14,8 @@ namespace scaletrain {
 namespace {
 
 // What published tokenizers call the token between documents.
-constexpr std::array<std::string_view, 5> kEndNames = {"<|endoftext|>", "<|end_of_text|>",
-                                                       "<｜end▁of▁sentence｜>", "</s>", "<eos>"};
+constexpr std::array<std::string_view, 5> kEndNames = {"<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>",
+                                                       "</s>", "<eos>"};
 
 std::vector<AddedToken> those_of(const std::vector<AddedToken>& tokens, bool is_normalized, bool is_nfc) {
   std::vector<AddedToken> out;
@@ -76,9 +76,7 @@ void BpeTokenizer::set_texts() {
 }
 
 void BpeTokenizer::choose_end(std::optional<std::int64_t> given) {
-  const auto added = [this](auto is_it) {
-    return std::find_if(spec_.added.begin(), spec_.added.end(), is_it);
-  };
+  const auto added = [this](auto is_it) { return std::find_if(spec_.added.begin(), spec_.added.end(), is_it); };
   std::optional<std::int64_t> end = given;
   if (!end && !spec_.after_text.empty()) end = spec_.after_text.front();
   for (const std::string_view name : kEndNames) {
@@ -87,12 +85,13 @@ void BpeTokenizer::choose_end(std::optional<std::int64_t> given) {
   }
   const std::string file = spec_.files.empty() ? "the tokenizer" : spec_.files.front().string();
   if (!end)
-    throw InputError(fmt::format("{}: it is not known which token ends a document: there is none of {}. Give its id as "
-                                 "data.tokenizer.end_of_document",
-                                 file, fmt::join(kEndNames, ", ")));
+    throw InputError(
+        fmt::format("{}: it is not known which token ends a document: there is none of {}. Give its id as "
+                    "data.tokenizer.end_of_document",
+                    file, fmt::join(kEndNames, ", ")));
   if (*end < 0 || *end >= vocab_size())
-    throw UserError(fmt::format("data.tokenizer.end_of_document: {} is not a token; {} has the tokens 0 to {}", *end, file,
-                                vocab_size() - 1));
+    throw UserError(fmt::format("data.tokenizer.end_of_document: {} is not a token; {} has the tokens 0 to {}", *end,
+                                file, vocab_size() - 1));
   end_of_document_ = static_cast<std::int32_t>(*end);
   const auto found = added([this](const AddedToken& token) { return token.id == end_of_document_; });
   end_text_ = found != spec_.added.end() ? found->content : texts_[static_cast<std::size_t>(end_of_document_)];
@@ -241,9 +240,8 @@ void BpeTokenizer::split_by_ranges(std::size_t step, std::string_view text, Run&
   if (is_backward) std::reverse(ranges.begin(), ranges.end());
   bool was_match = false;
   for (const Run::Range& range : ranges) {
-    const bool joins = !joined.empty() && (rules.behavior == SplitBehavior::contiguous
-                                               ? range.is_match == was_match
-                                               : range.is_match && !was_match);
+    const bool joins = !joined.empty() && (rules.behavior == SplitBehavior::contiguous ? range.is_match == was_match
+                                                                                       : range.is_match && !was_match);
     if (rules.behavior == SplitBehavior::removed) {
       if (!range.is_match) joined.push_back(range);
     } else if (!joins) {

@@ -2,11 +2,12 @@
 //
 //   text ─added tokens─> parts ─NFC─> ─added tokens of normalised text─> ─split steps─> pieces ─merges─> ids
 //
-// Text that is no UTF-8 is read as `tokenizers` would see it: each malformed sequence as U+FFFD (unicode.h), so that it does
-// not come back by decode(). All other text does, byte for byte, unless the tokenizer normalises it, removes matches or puts a space before it. Special tokens
-// written in a text become those tokens, and decode to nothing.
+// Text that is no UTF-8 is read as `tokenizers` would see it: each malformed sequence as U+FFFD (unicode.h), so that it
+// does not come back by decode(). All other text does, byte for byte, unless the tokenizer normalises it, removes
+// matches or puts a space before it. Special tokens written in a text become those tokens, and decode to nothing.
 //
-// encode() may be called by any number of threads; each borrows a workspace, of which there are as many as ever ran at once.
+// encode() may be called by any number of threads; each borrows a workspace, of which there are as many as ever ran at
+// once.
 #pragma once
 
 #include <array>
@@ -25,8 +26,8 @@ namespace scaletrain {
 class BpeTokenizer final : public Tokenizer {
  public:
   // `end_of_document`: the token that ends a document; nothing: the one that the template puts behind a text, else the
-  // first of <|endoftext|>, <|end_of_text|>, <|end▁of▁sentence|> (DeepSeek's spelling), </s>, <eos> that is an added token. InputError if it is
-  // not in the vocabulary, or if there is none.
+  // first of <|endoftext|>, <|end_of_text|>, <|end▁of▁sentence|> (DeepSeek's spelling), </s>, <eos> that is an added
+  // token. InputError if it is not in the vocabulary, or if there is none.
   BpeTokenizer(BpeSpec spec, std::optional<std::int64_t> end_of_document);
   ~BpeTokenizer() override;
 

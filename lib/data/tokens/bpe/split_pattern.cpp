@@ -252,13 +252,20 @@ class PatternCompiler {
       case 'p':
       case 'P':
         return add_property(c == 'P', add_categories);
-      case 'r': return add_one('\r');
-      case 'n': return add_one('\n');
-      case 't': return add_one('\t');
-      case 'f': return add_one('\f');
-      case 'v': return add_one('\v');
-      case 'x': return add_one(hexadecimal(2));
-      case 'u': return add_one(hexadecimal(4));
+      case 'r':
+        return add_one('\r');
+      case 'n':
+        return add_one('\n');
+      case 't':
+        return add_one('\t');
+      case 'f':
+        return add_one('\f');
+      case 'v':
+        return add_one('\v');
+      case 'x':
+        return add_one(hexadecimal(2));
+      case 'u':
+        return add_one(hexadecimal(4));
       default:
         break;
     }
@@ -465,7 +472,8 @@ void SplitPattern::finish(const std::vector<int>& alternatives) {
     int index = alternative;
     for (const Node* node = &nodes_[static_cast<std::size_t>(index)]; node->kind == Node::Kind::run;
          index = node->next, node = &nodes_[static_cast<std::size_t>(index)]) {
-      if (node->min <= 1 && firsts[static_cast<std::size_t>(node->next)].accepts) alone_sets_ |= 1ull << static_cast<unsigned>(node->set);
+      if (node->min <= 1 && firsts[static_cast<std::size_t>(node->next)].accepts)
+        alone_sets_ |= 1ull << static_cast<unsigned>(node->set);
       if (node->min > 0) break;
     }
   }

@@ -1,16 +1,17 @@
-// The regular expressions by which tokenizers cut text into pieces, as a matcher of our own: the constructs that published
-// tokenizers use, over code points, with the meaning that they have in Oniguruma (which `tokenizers` uses): the leftmost
-// match, of its alternatives the first that matches, repetitions as long as possible.
+// The regular expressions by which tokenizers cut text into pieces, as a matcher of our own: the constructs that
+// published tokenizers use, over code points, with the meaning that they have in Oniguruma (which `tokenizers` uses):
+// the leftmost match, of its alternatives the first that matches, repetitions as long as possible.
 //
-//   literals, escapes (\r \n \t \f \v \\ \. ..., \xHH, \uHHHH), `.`, \s \S \d \D, \p{L} \P{Lu} \p{^N} (general categories)
-//   [classes] of these with ranges and ^            (?:groups), (groups), a|b, (?i:...) around ASCII text
+//   literals, escapes (\r \n \t \f \v \\ \. ..., \xHH, \uHHHH), `.`, \s \S \d \D, \p{L} \P{Lu} \p{^N} (general
+//   categories) [classes] of these with ranges and ^            (?:groups), (groups), a|b, (?i:...) around ASCII text
 //   ? * + {n} {n,} {,m} {n,m}; possessive ?+ *+ ++  (?!x) and (?=x) where x is one character or class
 //
-// Everything else is refused: lookbehind, anchors, back references, lazy repetition, \w, \b, scripts, [a&&b], a group that
-// repeats without end, a pattern that matches nothing at all. A match at a place depends on the text from there on only.
+// Everything else is refused: lookbehind, anchors, back references, lazy repetition, \w, \b, scripts, [a&&b], a group
+// that repeats without end, a pattern that matches nothing at all. A match at a place depends on the text from there on
+// only.
 //
-// Immutable, so that any number of threads may match at once. Time is linear in what a match looks at for the patterns of
-// published tokenizers; as with any backtracking matcher one can write others.
+// Immutable, so that any number of threads may match at once. Time is linear in what a match looks at for the patterns
+// of published tokenizers; as with any backtracking matcher one can write others.
 #pragma once
 
 #include <array>
@@ -64,21 +65,21 @@ class SplitPattern {
 
   struct Node {
     enum class Kind { accept, run, choice, look } kind = Kind::accept;
-    int set = 0;                // run, look
-    std::int64_t min = 0;       // run
-    std::int64_t max = 0;       // run
-    bool is_possessive = false; // run
-    bool is_negative = false;   // look
-    int next = 0;               // of all but accept
+    int set = 0;                     // run, look
+    std::int64_t min = 0;            // run
+    std::int64_t max = 0;            // run
+    bool is_possessive = false;      // run
+    bool is_negative = false;        // look
+    int next = 0;                    // of all but accept
     std::vector<int> branches = {};  // choice; each leads on by itself
   };
 
   // What may come first, from a node on.
   struct First {
-    std::uint64_t sets = 0;   // sets of which a character may be consumed
-    std::uint64_t looks = 0;  // sets that a lookahead asks for
-    bool accepts = false;     // by consuming nothing, behind no lookahead
-    bool is_nullable = false; // by consuming nothing
+    std::uint64_t sets = 0;    // sets of which a character may be consumed
+    std::uint64_t looks = 0;   // sets that a lookahead asks for
+    bool accepts = false;      // by consuming nothing, behind no lookahead
+    bool is_nullable = false;  // by consuming nothing
   };
 
   SplitPattern() = default;
@@ -89,12 +90,12 @@ class SplitPattern {
 
   std::vector<Set> sets_;  // at most 64
   std::vector<Node> nodes_;
-  std::vector<int> alternatives_;               // at most 32
-  std::vector<std::uint64_t> first_sets_;       // of each alternative
-  std::array<std::uint64_t, 128> ascii_sets_{};  // of each character, the sets that hold it
+  std::vector<int> alternatives_;                        // at most 32
+  std::vector<std::uint64_t> first_sets_;                // of each alternative
+  std::array<std::uint64_t, 128> ascii_sets_{};          // of each character, the sets that hold it
   std::array<std::uint32_t, 128> ascii_alternatives_{};  // those that may match where it stands
   std::array<std::uint64_t, kNumCategories> category_sets_{};
-  std::uint64_t exact_sets_ = 0;  // those that a category does not decide beyond ASCII
+  std::uint64_t exact_sets_ = 0;        // those that a category does not decide beyond ASCII
   std::vector<std::uint64_t> follows_;  // of each set, those of which a character may follow or be looked at
   std::uint64_t alone_sets_ = 0;
   const CodePoints* points_ = nullptr;

@@ -73,7 +73,8 @@ CodePoints::CodePoints() : flags_(kNumCodePoints) {
     }
   };
   fill(unicode_data::kCategories, [](std::uint8_t& flags, const auto& range) { flags = range.category; });
-  for (const char32_t c : {0x09, 0x0a, 0x0b, 0x0c, 0x0d, 0x85}) flags_[c] = static_cast<std::uint8_t>(Category::space_control);
+  for (const char32_t c : {0x09, 0x0a, 0x0b, 0x0c, 0x0d, 0x85})
+    flags_[c] = static_cast<std::uint8_t>(Category::space_control);
   fill(unicode_data::kCombiningClasses, [](std::uint8_t& flags, const auto& range) {
     if (range.combining_class != 0) flags |= kUnstable;
   });
@@ -193,8 +194,7 @@ class Normalizer {
         continue;
       }
       const auto end = std::find_if(begin, marks.end(), [](const Mark& mark) { return mark.combining_class == 0; });
-      std::stable_sort(begin, end,
-                       [](const Mark& a, const Mark& b) { return a.combining_class < b.combining_class; });
+      std::stable_sort(begin, end, [](const Mark& a, const Mark& b) { return a.combining_class < b.combining_class; });
       begin = end;
     }
     for (const char32_t c : compose(marks)) append_utf8(c, out);

@@ -1,5 +1,5 @@
-// Code points: UTF-8, general categories (Unicode 16.0) and normalisation form C (Unicode 9.0), each of the version that
-// Hugging Face's `tokenizers` has, since ids depend on it. No locale, no scripts.
+// Code points: UTF-8, general categories (Unicode 16.0) and normalisation form C (Unicode 9.0), each of the version
+// that Hugging Face's `tokenizers` has, since ids depend on it. No locale, no scripts.
 //
 // Text is valid UTF-8 unless a function says otherwise. Everything may be called concurrently.
 #pragma once
@@ -13,10 +13,39 @@
 
 namespace scaletrain {
 
-// In the order of unicode_tables.cpp. The control characters that are white space (U+0009 to U+000D, U+0085) have a value
-// of their own, so that white space is a set of categories as well.
+// In the order of unicode_tables.cpp. The control characters that are white space (U+0009 to U+000D, U+0085) have a
+// value of their own, so that white space is a set of categories as well.
 enum class Category : std::uint8_t {
-  Lu, Ll, Lt, Lm, Lo, Mn, Mc, Me, Nd, Nl, No, Pc, Pd, Ps, Pe, Pi, Pf, Po, Sm, Sc, Sk, So, Zs, Zl, Zp, Cc, Cf, Cs, Co, Cn,
+  Lu,
+  Ll,
+  Lt,
+  Lm,
+  Lo,
+  Mn,
+  Mc,
+  Me,
+  Nd,
+  Nl,
+  No,
+  Pc,
+  Pd,
+  Ps,
+  Pe,
+  Pi,
+  Pf,
+  Po,
+  Sm,
+  Sc,
+  Sk,
+  So,
+  Zs,
+  Zl,
+  Zp,
+  Cc,
+  Cf,
+  Cs,
+  Co,
+  Cn,
   space_control
 };
 inline constexpr int kNumCategories = 31;
@@ -72,8 +101,8 @@ inline const char* previous_utf8(const char* end) {
   return end;
 }
 
-// Of any bytes: the length of the well-formed character at `offset`, or 0 if there is none. Then `malformed` becomes the
-// length of what one U+FFFD stands for (the longest beginning of a character, at least one byte: what Python's
+// Of any bytes: the length of the well-formed character at `offset`, or 0 if there is none. Then `malformed` becomes
+// the length of what one U+FFFD stands for (the longest beginning of a character, at least one byte: what Python's
 // decode("utf-8", "replace"), Rust's from_utf8_lossy and the Unicode standard's chapter 3.9 do).
 int utf8_length_at(std::string_view text, std::size_t offset, int& malformed);
 

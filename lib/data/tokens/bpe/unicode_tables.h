@@ -18,8 +18,8 @@ struct CombiningRange {
   std::uint8_t combining_class;
 };
 
-// One step of a canonical decomposition; `second` is 0 in one of a single code point. `composes`: NFC makes `whole` of the
-// two again.
+// One step of a canonical decomposition; `second` is 0 in one of a single code point. `composes`: NFC makes `whole` of
+// the two again.
 struct Decomposition {
   std::uint32_t whole;
   std::uint32_t first;
