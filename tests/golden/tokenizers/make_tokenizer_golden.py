@@ -2,7 +2,7 @@
 """Writes small.json and shared.json beside itself: what Hugging Face's `tokenizers` makes of texts.
 
     pip install tokenizers==0.23.3
-    python3 make_tokenizer_golden.py SHARED_DATA        # a folder with tokenizers/{gpt2,llama3,qwen3} and text/
+    python3 make_tokenizer_golden.py [SHARED_DATA]      # a folder with tokenizers/{gpt2,llama3,qwen3} and text/; some minutes
 
 small.json holds tokenizers made here, one for each thing a tokenizer.json can ask for, with texts and their ids. shared.json
 holds what tokenizers that are not in the repository make of texts that are not, as checksums: CRC-32 of the ids as 32-bit
@@ -172,6 +172,9 @@ def small_tokenizers():
     nfc.normalizer = normalizers.Sequence([normalizers.NFC()])
     nfc.add_tokens([AddedToken("e\u0301", normalized=True), AddedToken("\u212b", normalized=False)])
     yield "nfc, added tokens normalised and not", nfc, {}
+    spaces = trained(pre_tokenizers.ByteLevel(add_prefix_space=False))
+    spaces.add_tokens([AddedToken("the 12", normalized=True), AddedToken("a the", normalized=False)])
+    yield "added tokens with a space", spaces, {"parts": ["the", " 12", " the", "a", " ", "12", " a", "b"]}
     flags = trained(pre_tokenizers.ByteLevel(add_prefix_space=False))
     flags.add_special_tokens([AddedToken("<|im_start|>", rstrip=True), AddedToken("<|eot_id|>", lstrip=True)])
     flags.add_tokens(
@@ -188,10 +191,49 @@ def small_tokenizers():
         single="<unk> $A <|endoftext|>", special_tokens=[("<unk>", 0), ("<|endoftext|>", 1)]
     )
     yield "flags of added tokens", flags, {"template": True}
+    around = [" ", "  ", "\n", " \n ", "\u3000", "a", "_", "!", "\u200d", "\u24b6", "\u00b2", "\u0301", "x's", "the"]
+    tokens = ["<|im_start|>", "<|eot_id|>", "<think>", "the", "x's", "12", "123", "<|endoftext|>"]
+    yield "flags and what is around them", flags, {"parts": around + tokens}
     few = ["the cat", "don't e e e", "AAA aaa 123"] * 3
     yield "unknown", trained(pre_tokenizers.ByteLevel(add_prefix_space=False), False, 60, few, unk_token="<unk>"), {}
     yield "unknown, fused", trained(pre_tokenizers.ByteLevel(add_prefix_space=False), False, 60, few, unk_token="<unk>", fuse_unk=True), {}
     yield "ignores merges", trained(pre_tokenizers.ByteLevel(add_prefix_space=False)), {"ignore_merges": True}
+
+
+CODE_POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+PROPERTIES = [r"\s", r"\d"] + [
+    f"\\p{{{name}}}" for name in "L Lu Ll Lt Lm Lo M Mn Mc Me N Nd Nl No P Pc Pd Ps Pe Pi Pf Po S Sm Sc Sk So Z Zs Zl Zp Cc Cf Co".split()
+]
+NORMALIZED = ["{}", "a{}", "{}\u0301", "a\u0323{}\u0301", "\u1100{}", "{}\u11a8", "a{}\u0323\u0334"]
+
+
+def numbers_checksum(numbers):
+    return zlib.crc32(struct.pack(f"<{len(numbers)}I", *numbers))
+
+
+def make_characters():
+    """Which code points belong to what, and how they are normalised: ids alone hardly tell."""
+    text = "".join(map(chr, CODE_POINTS))
+    out = {"properties": {}, "nfc": {}}
+    for pattern in PROPERTIES:
+        pieces = pre_tokenizers.Split(Regex(pattern), "removed", invert=True).pre_tokenize_str(text)
+        out["properties"][pattern] = numbers_checksum([ord(c) for piece, _ in pieces for c in piece])
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    out["digits"] = numbers_checksum([c for c in CODE_POINTS if len(digits.pre_tokenize_str(f"a{chr(c)}b")) == 3])
+    for name, options in (("words", {"single_word": True}), ("spaces", {"rstrip": True})):
+        tokenizer = Tokenizer(models.BPE({"Q": 0}, []))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.add_tokens([AddedToken("QQ", **options)])
+        found = [tokenizer.encode("QQ" + chr(c)) for c in CODE_POINTS]
+        has = [e.ids == [0, 0] if name == "words" else e.offsets[0][1] == 3 for e in found]
+        out[name] = numbers_checksum([c for c, is_in in zip(CODE_POINTS, has) if is_in and c != ord("Q")])
+    nfc = normalizers.NFC()
+    for context in NORMALIZED:
+        crc = 0
+        for c in CODE_POINTS:
+            crc = zlib.crc32(nfc.normalize_str(context.replace("{}", chr(c))).encode() + b"\n", crc)
+        out["nfc"][context] = crc
+    return out
 
 
 def make_small():
@@ -206,7 +248,7 @@ def make_small():
             del model["merges"][::7]  # tokens that no merge makes
         made = Tokenizer.from_str(json.dumps(content))
         cases = []
-        for text in texts_of(100 + number, 40) + PARTS[:: 1 + number % 3]:
+        for text in texts_of(100 + number, 40, options.get("parts", PARTS)) + PARTS[:: 1 + number % 3]:
             ids = made.encode(text, add_special_tokens=False).ids
             cases.append([text, ids])
         # Most have the same model, which is kept once.
@@ -216,11 +258,13 @@ def make_small():
         if options.get("template"):
             entry["template"] = [made.encode("").ids[:1], made.encode("").ids[1:]]
         out.append(entry)
-    return {"models": {label: json.loads(key) for key, label in models_of.items()}, "tokenizers": out}
+    return {"models": {label: json.loads(key) for key, label in models_of.items()}, "tokenizers": out, "characters": make_characters()}
 
 
 def main():
     (HERE / "small.json").write_text(json.dumps(make_small(), separators=(",", ":")) + "\n")
+    if len(sys.argv) < 2:
+        return
     (HERE / "shared.json").write_text(json.dumps(make_shared(Path(sys.argv[1])), separators=(",", ":")) + "\n")
 
 

@@ -6,10 +6,13 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "base/file.h"
+#include "data/tokens/bpe/bpe_spec.h"
+#include "data/tokens/bpe/split_pattern.h"
 #include "data/tokens/bpe/unicode.h"
 #include "data/tokens/tokenizer.h"
 #include "open_bpe.h"
@@ -34,6 +37,12 @@ class Checksum {
     for (const std::int32_t id : ids) add(static_cast<std::uint32_t>(id));
     count_ += ids.size();
   }
+  void add_bytes(std::string_view bytes) {
+    for (const char c : bytes) add_byte(static_cast<unsigned char>(c));
+  }
+  void add(std::uint32_t word) {
+    for (int byte = 0; byte < 4; ++byte, word >>= 8) add_byte(word & 0xff);
+  }
   std::uint64_t value() const { return ~crc_; }
   std::uint64_t count() const { return count_; }
 
@@ -46,9 +55,9 @@ class Checksum {
     }
     return table;
   }
-  void add(std::uint32_t word) {
+  void add_byte(std::uint32_t byte) {
     static const std::array<std::uint32_t, 256> table = make_table();
-    for (int byte = 0; byte < 4; ++byte, word >>= 8) crc_ = table[(crc_ ^ word) & 0xff] ^ crc_ >> 8;
+    crc_ = table[(crc_ ^ byte) & 0xff] ^ crc_ >> 8;
   }
 
   std::uint32_t crc_ = ~0u;
@@ -151,6 +160,42 @@ TEST_CASE("whatever a tokenizer.json asks for, ids are those of tokenizers") {
     CHECK(tokenizer->end_of_document() == entry["template"][1][0].get<std::int32_t>());
   }
   CHECK(cuts > 100);
+}
+
+TEST_CASE("every character belongs to what it belongs to in tokenizers, and is normalised alike") {
+  const json all = golden("small.json")["characters"];
+  const auto members = [](auto belongs) {
+    Checksum sum;
+    for (char32_t c = 0; c < 0x110000; ++c) {
+      if ((c < 0xd800 || c >= 0xe000) && belongs(c)) sum.add(static_cast<std::uint32_t>(c));
+    }
+    return sum.value();
+  };
+  const auto matches = [](const SplitPattern& pattern, char32_t c) {
+    std::string text;
+    append_utf8(c, text);
+    return pattern.match(text.data(), text.data() + text.size()) != nullptr;
+  };
+  for (const auto& [name, expected] : all["properties"].items()) {
+    CAPTURE(name);
+    const SplitPattern pattern(name);
+    CHECK(members([&](char32_t c) { return matches(pattern, c); }) == expected);
+  }
+  const SplitPattern digit(kDigitPattern);
+  CHECK(members([&](char32_t c) { return matches(digit, c); }) == all["digits"]);
+  const CodePoints& points = CodePoints::get();
+  CHECK(members([&](char32_t c) { return points.is_word(c) && c != 'Q'; }) == all["words"]);
+  CHECK(members([&](char32_t c) { return points.is_space(c); }) == all["spaces"]);
+  for (const auto& [context, expected] : all["nfc"].items()) {
+    CAPTURE(context);
+    Checksum sum;
+    for (char32_t c = 0; c < 0x110000; ++c) {
+      if (c >= 0xd800 && c < 0xe000) continue;
+      const std::string text = in_context(context, c);
+      sum.add_bytes(normalize_nfc(text).value_or(text) + "\n");
+    }
+    CHECK(sum.value() == expected);
+  }
 }
 
 TEST_CASE("ids of real tokenizers are those of tokenizers: texts and nasty cases and random bytes") {

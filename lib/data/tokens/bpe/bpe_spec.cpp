@@ -296,8 +296,7 @@ class TokenizerJsonReader {
   }
 
   static SplitStep digits(bool is_individual) {
-    // Here `tokenizers` asks Rust's standard library, of Unicode 17: U+11DE0 to U+11DE9 and U+16FF4 to U+16FF6 are new.
-    const std::string one = "[\\p{N}\xf0\x91\xb7\xa0-\xf0\x91\xb7\xa9\xf0\x96\xbf\xb4-\xf0\x96\xbf\xb6]";
+    const std::string one = kDigitPattern;
     return {SplitPattern(is_individual ? one : one + "+"), SplitBehavior::isolated, false};
   }
 

@@ -47,6 +47,11 @@ struct BpeSpec {
 inline constexpr const char* kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
+// What Digits takes for one. `tokenizers` asks Rust's standard library, of Unicode 17: U+11DE0 to U+11DE9 and U+16FF4
+// to U+16FF6 are new in it.
+inline constexpr const char* kDigitPattern =
+    "[\\p{N}\xf0\x91\xb7\xa0-\xf0\x91\xb7\xa9\xf0\x96\xbf\xb4-\xf0\x96\xbf\xb6]";
+
 // `path`: tokenizer.json by any name that ends in .json, a vocabulary that has its merges beside it, or a folder with
 // either.
 BpeSpec read_bpe_spec(const std::filesystem::path& path);
