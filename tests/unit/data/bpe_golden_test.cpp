@@ -113,10 +113,14 @@ void check_unicode(std::size_t every) {
   const json all = golden("shared.json");
   const auto block = all["block"].get<char32_t>();
   std::size_t number = 0;
-  for (const auto& [name, expected] : all["tokenizers"].items()) {
+  for (const auto& item : all["tokenizers"].items()) {
+    const std::string name = item.key();
+    const json& expected = item.value();
     CAPTURE(name);
     const auto tokenizer = open_bpe(shared_data("tokenizers/" + name));
-    for (const auto& [context, sums] : expected["unicode"].items()) {
+    for (const auto& row : expected["unicode"].items()) {
+      const std::string context = row.key();
+      const json& sums = row.value();
       CAPTURE(context);
       ++number;
       for (std::size_t i = 0; i < sums.size(); ++i) {
@@ -176,7 +180,9 @@ TEST_CASE("every character belongs to what it belongs to in tokenizers, and is n
     append_utf8(c, text);
     return pattern.match(text.data(), text.data() + text.size()) != nullptr;
   };
-  for (const auto& [name, expected] : all["properties"].items()) {
+  for (const auto& item : all["properties"].items()) {
+    const std::string name = item.key();
+    const json& expected = item.value();
     CAPTURE(name);
     const SplitPattern pattern(name);
     CHECK(members([&](char32_t c) { return matches(pattern, c); }) == expected);
@@ -186,7 +192,9 @@ TEST_CASE("every character belongs to what it belongs to in tokenizers, and is n
   const CodePoints& points = CodePoints::get();
   CHECK(members([&](char32_t c) { return points.is_word(c) && c != 'Q'; }) == all["words"]);
   CHECK(members([&](char32_t c) { return points.is_space(c); }) == all["spaces"]);
-  for (const auto& [context, expected] : all["nfc"].items()) {
+  for (const auto& item : all["nfc"].items()) {
+    const std::string context = item.key();
+    const json& expected = item.value();
     CAPTURE(context);
     Checksum sum;
     for (char32_t c = 0; c < 0x110000; ++c) {
@@ -201,10 +209,14 @@ TEST_CASE("every character belongs to what it belongs to in tokenizers, and is n
 TEST_CASE("ids of real tokenizers are those of tokenizers: texts and nasty cases and random bytes") {
   if (!is_shared_data_present("tokenizers")) return;
   const json all = golden("shared.json");
-  for (const auto& [name, expected] : all["tokenizers"].items()) {
+  for (const auto& item : all["tokenizers"].items()) {
+    const std::string name = item.key();
+    const json& expected = item.value();
     CAPTURE(name);
     const auto tokenizer = open_bpe(shared_data("tokenizers/" + name));
-    for (const auto& [file, sum] : expected["texts"].items()) {
+    for (const auto& row : expected["texts"].items()) {
+      const std::string file = row.key();
+      const json& sum = row.value();
       CAPTURE(file);
       const std::string text = read_text_file(shared_data("text/" + file), 64 << 20);
       Checksum ids;
