@@ -114,12 +114,12 @@ void check_unicode(std::size_t every) {
   const auto block = all["block"].get<char32_t>();
   std::size_t number = 0;
   for (const auto& item : all["tokenizers"].items()) {
-    const std::string name = item.key();
+    const std::string& name = item.key();
     const json& expected = item.value();
     CAPTURE(name);
     const auto tokenizer = open_bpe(shared_data("tokenizers/" + name));
     for (const auto& row : expected["unicode"].items()) {
-      const std::string context = row.key();
+      const std::string& context = row.key();
       const json& sums = row.value();
       CAPTURE(context);
       ++number;
@@ -181,7 +181,7 @@ TEST_CASE("every character belongs to what it belongs to in tokenizers, and is n
     return pattern.match(text.data(), text.data() + text.size()) != nullptr;
   };
   for (const auto& item : all["properties"].items()) {
-    const std::string name = item.key();
+    const std::string& name = item.key();
     const json& expected = item.value();
     CAPTURE(name);
     const SplitPattern pattern(name);
@@ -193,7 +193,7 @@ TEST_CASE("every character belongs to what it belongs to in tokenizers, and is n
   CHECK(members([&](char32_t c) { return points.is_word(c) && c != 'Q'; }) == all["words"]);
   CHECK(members([&](char32_t c) { return points.is_space(c); }) == all["spaces"]);
   for (const auto& item : all["nfc"].items()) {
-    const std::string context = item.key();
+    const std::string& context = item.key();
     const json& expected = item.value();
     CAPTURE(context);
     Checksum sum;
@@ -210,12 +210,12 @@ TEST_CASE("ids of real tokenizers are those of tokenizers: texts and nasty cases
   if (!is_shared_data_present("tokenizers")) return;
   const json all = golden("shared.json");
   for (const auto& item : all["tokenizers"].items()) {
-    const std::string name = item.key();
+    const std::string& name = item.key();
     const json& expected = item.value();
     CAPTURE(name);
     const auto tokenizer = open_bpe(shared_data("tokenizers/" + name));
     for (const auto& row : expected["texts"].items()) {
-      const std::string file = row.key();
+      const std::string& file = row.key();
       const json& sum = row.value();
       CAPTURE(file);
       const std::string text = read_text_file(shared_data("text/" + file), 64 << 20);
