@@ -171,6 +171,7 @@ TEST_CASE("every character belongs to what it belongs to in tokenizers, and is n
   const auto members = [](auto belongs) {
     Checksum sum;
     for (char32_t c = 0; c < 0x110000; ++c) {
+      if (c == 0x40000) c = 0xe0000;  // nothing is assigned between the two
       if ((c < 0xd800 || c >= 0xe000) && belongs(c)) sum.add(static_cast<std::uint32_t>(c));
     }
     return sum.value();

@@ -149,6 +149,10 @@ TEST_CASE("what a tokenizer.json asks for and is not supported is refused by nam
   CHECK(says(refusal("/model/vocab/a", 98), "two tokens have the id 98"));
   CHECK(says(refusal("/model/vocab", {{"a", 0}, {"aa", 1}, {"aaaa", 2}}), "no token stands for the byte 0x00"));
   CHECK(says(refusal("/added_tokens/0/id", 97), "the id 97 of \"<|endoftext|>\" is another token's"));
+  CHECK(says(refusal("/added_tokens/0/id", 260), "the id of \"<|endoftext|>\" is 260, but tokenizers takes 258"));
+  CHECK(says(refusal("/added_tokens/1", {{"id", 258}, {"content", "<s>"}}), "have the id 258"));
+  CHECK(says(refusal("/added_tokens/1", {{"id", 259}, {"content", "<|endoftext|>"}}), "is added twice"));
+  CHECK(refusal("/added_tokens/1", {{"id", 259}, {"content", "<s>"}}) == "accepted");
   CHECK(says(refusal("/added_tokens/0/content", "<|x|>"), "which token ends a document"));
   CHECK(says(refusal("/added_tokens/0/content", "a"), "\"a\" has the id 258 here and 97 in model.vocab"));
 }

@@ -24,7 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr std::uint64_t kMaxFileBytes = 256ull << 20;
+constexpr JsonLimits kLimits{.depth = 64, .bytes = 256ull << 20};
 constexpr std::int64_t kMaxId = (1 << 22) - 1;  // published vocabularies end at 2^18; memory grows with the largest id
 // GPT-2's names and those that became customary, of the vocabulary and of the merges beside it.
 constexpr std::array<std::pair<const char*, const char*>, 2> kPairs = {
@@ -238,6 +238,14 @@ class TokenizerJsonReader {
     const auto place = static_cast<std::size_t>(token.id);
     if (!known && place < spec_.model.tokens.size() && spec_.model.tokens[place])
       refuse(where, fmt::format("the id {} of {} is another token's in model.vocab", token.id, quoted(token.content)));
+    // `tokenizers` numbers added tokens itself, from the vocabulary's size on, whatever the file says.
+    const auto size = static_cast<std::int32_t>(vocabulary_->ids().size());
+    const std::int32_t next = contents.empty() ? size : std::max(size, contents.rbegin()->first + 1);
+    if (!known && token.id != next && !contents.contains(token.id))
+      refuse(where,
+             fmt::format("the id of {} is {}, but tokenizers takes {}, the next one after those before it; give the "
+                         "added tokens ids in order and without gaps",
+                         quoted(token.content), token.id, next));
     const auto [at, is_new] = contents.emplace(token.id, token.content);
     if (!is_new && at->second != token.content)
       refuse(where, fmt::format("{} and {} have the id {}", quoted(std::as_const(at->second)), quoted(token.content),
@@ -450,20 +458,25 @@ std::vector<fs::path> bpe_files(const fs::path& path) {
   return {file};
 }
 
+BpeSpec parse_tokenizer_json(std::string_view text, const std::string& where) {
+  const json root = parse_json(text, where, kLimits);
+  BpeSpec spec = TokenizerJsonReader(root, where).read();
+  spec.content_hash = hash_text(text);
+  return spec;
+}
+
 BpeSpec read_bpe_spec(const fs::path& path) {
   const std::vector<fs::path> files = bpe_files(path);
   const std::string where = files.front().string();
-  const std::string text = read_text_file(files.front(), kMaxFileBytes);
-  const json root = parse_json(text, where, {.depth = 64, .bytes = kMaxFileBytes});
+  const std::string text = read_text_file(files.front(), kLimits.bytes);
   BpeSpec spec;
   if (files.size() == 1) {
-    spec = TokenizerJsonReader(root, where).read();
-    spec.content_hash = hash_text(text);
+    spec = parse_tokenizer_json(text, where);
   } else {
-    const std::string merges = read_text_file(files.back(), kMaxFileBytes);
+    const std::string merges = read_text_file(files.back(), kLimits.bytes);
     if (const auto at = first_invalid_utf8(merges))
       refuse(files.back().string(), fmt::format("is no UTF-8 at byte {}", *at));
-    spec = read_pair(root, where, merges, files.back().string());
+    spec = read_pair(parse_json(text, where, kLimits), where, merges, files.back().string());
     spec.content_hash = hash_text(merges, hash_text(text));
   }
   spec.files = files;

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "data/tokens/bpe/added_tokens.h"
@@ -55,6 +56,8 @@ inline constexpr const char* kDigitPattern =
 // `path`: tokenizer.json by any name that ends in .json, a vocabulary that has its merges beside it, or a folder with
 // either.
 BpeSpec read_bpe_spec(const std::filesystem::path& path);
+// A tokenizer.json's text; `where` begins every message. `files` stays empty.
+BpeSpec parse_tokenizer_json(std::string_view text, const std::string& where);
 // The files that it reads.
 std::vector<std::filesystem::path> bpe_files(const std::filesystem::path& path);
 

@@ -17,6 +17,10 @@ namespace {
 constexpr std::array<std::string_view, 5> kEndNames = {"<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>",
                                                        "</s>", "<eos>"};
 
+std::string place_of(const BpeSpec& spec) {
+  return spec.files.empty() ? "the tokenizer" : spec.files.front().string();
+}
+
 std::vector<AddedToken> those_of(const std::vector<AddedToken>& tokens, bool is_normalized, bool is_nfc) {
   std::vector<AddedToken> out;
   for (const AddedToken& token : tokens) {
@@ -70,7 +74,7 @@ void BpeTokenizer::set_texts() {
     for (const std::int32_t id : *ids) {
       if (static_cast<std::size_t>(id) >= size)
         throw InputError(fmt::format("{}: post_processor: the template's token {} is not in the vocabulary of {}",
-                                     spec_.files.front().string(), id, size));
+                                     place_of(spec_), id, size));
     }
   }
 }
@@ -83,7 +87,7 @@ void BpeTokenizer::choose_end(std::optional<std::int64_t> given) {
     const auto found = added([name](const AddedToken& token) { return token.content == name; });
     if (!end && found != spec_.added.end()) end = found->id;
   }
-  const std::string file = spec_.files.empty() ? "the tokenizer" : spec_.files.front().string();
+  const std::string file = place_of(spec_);
   if (!end)
     throw InputError(
         fmt::format("{}: it is not known which token ends a document: there is none of {}. Give its id as "
