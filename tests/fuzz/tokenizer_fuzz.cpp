@@ -1,5 +1,5 @@
-// The text of a tokenizer.json. Accepted: a tokenizer can be made of it, or is refused for what decides no memory, and all of its
-// tokens have texts. Nothing is encoded: a pattern may take any time.
+// The text of a tokenizer.json. Accepted: a tokenizer can be made of it, or is refused for what decides no memory, and
+// all of its tokens have texts. Nothing is encoded: a pattern may take any time.
 #include <numeric>
 #include <string>
 #include <vector>

@@ -146,6 +146,7 @@ TEST_CASE("what a tokenizer.json asks for and is not supported is refused by nam
   CHECK(says(refusal("/model/merges", {"a a a"}), "model.merges[0]: \"a a a\" is not two tokens"));
   CHECK(says(refusal("/model/merges", {3}), "model.merges[0]: is neither"));
   CHECK(says(refusal("/model/vocab/a", -1), "model.vocab: the id -1 of \"a\""));
+  CHECK(says(refusal("/model/vocab/a", 1541), "model.vocab: the id 1541 of \"a\" is not between 0 and 1540"));
   CHECK(says(refusal("/model/vocab/a", 98), "two tokens have the id 98"));
   CHECK(says(refusal("/model/vocab", {{"a", 0}, {"aa", 1}, {"aaaa", 2}}), "no token stands for the byte 0x00"));
   CHECK(says(refusal("/added_tokens/0/id", 97), "the id 97 of \"<|endoftext|>\" is another token's"));

@@ -25,7 +25,9 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr JsonLimits kLimits{.depth = 64, .bytes = 256ull << 20};
-constexpr std::int64_t kMaxId = (1 << 22) - 1;  // published vocabularies end at 2^18; memory grows with the largest id
+constexpr std::int64_t kMaxId = (1 << 22) - 1;  // published vocabularies end at 2^18
+// Memory grows with the largest id: a vocabulary may leave out so many, and as many as it has.
+constexpr std::int64_t kMaxHoles = 1024;
 // GPT-2's names and those that became customary, of the vocabulary and of the merges beside it.
 constexpr std::array<std::pair<const char*, const char*>, 2> kPairs = {
     {{"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}}};
@@ -68,11 +70,13 @@ class Vocabulary {
   Vocabulary(const json& object, const std::string& where) : where_(where) {
     if (!object.is_object()) refuse(where, "an object of tokens and their ids is expected");
     ids_.reserve(object.size());
+    const std::int64_t largest = std::min(kMaxId, 2 * static_cast<std::int64_t>(object.size()) + kMaxHoles);
     for (const auto& [token, value] : object.items()) {
       if (!value.is_number_integer()) refuse(where, fmt::format("the id of {} is no integer", quoted(token)));
       const auto id = value.get<std::int64_t>();
-      if (id < 0 || id > kMaxId)
-        refuse(where, fmt::format("the id {} of {} is not between 0 and {}", id, quoted(token), kMaxId));
+      if (id < 0 || id > largest)
+        refuse(where, fmt::format("the id {} of {} is not between 0 and {}, with {} tokens", id, quoted(token), largest,
+                                  object.size()));
       ids_.emplace(token, static_cast<std::int32_t>(id));
     }
     if (ids_.empty()) refuse(where, "there is no token");
