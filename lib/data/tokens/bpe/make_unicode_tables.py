@@ -54,6 +54,7 @@ def main():
         decompositions.append(f"{{{code_point:#x}, {first:#x}, {second:#x}, {int(composes)}}},")
 
     sys.stdout.write(f"""// Made by make_unicode_tables.py from Unicode {unicode.unidata_version} (NFC: what Unicode 9.0 had of it). Not to be edited.
+// Derived from data files under the Unicode License v3: third_party/unicode-license.txt has its notice.
 #include "data/tokens/bpe/unicode_tables.h"
 
 // clang-format off

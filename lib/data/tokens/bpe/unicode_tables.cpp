@@ -1,4 +1,5 @@
 // Made by make_unicode_tables.py from Unicode 16.0.0 (NFC: what Unicode 9.0 had of it). Not to be edited.
+// Derived from data files under the Unicode License v3: third_party/unicode-license.txt has its notice.
 #include "data/tokens/bpe/unicode_tables.h"
 
 // clang-format off
