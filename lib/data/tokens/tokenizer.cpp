@@ -147,9 +147,13 @@ std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config, std::op
       if (!config.path)
         throw UserError(
             "data.tokenizer.path: the tokenizer type bpe needs it: a tokenizer.json, or a folder that holds one");
-      auto tokenizer = std::make_unique<BpeTokenizer>(read_bpe_spec(*config.path), config.end_of_document);
-      check_vocab(*tokenizer, model_vocab);
-      return tokenizer;
+      try {
+        auto tokenizer = std::make_unique<BpeTokenizer>(read_bpe_spec(*config.path), config.end_of_document);
+        check_vocab(*tokenizer, model_vocab);
+        return tokenizer;
+      } catch (const UnknownEndError& error) {
+        throw InputError(fmt::format("{}. Give its id as data.tokenizer.end_of_document", error.what()));
+      }
     }
     case TokenizerKind::sentencepiece:
       break;

@@ -98,7 +98,8 @@ void check_cuts(const Tokenizer& tokenizer, const std::string& text) {
   const std::size_t cut = tokenizer.safe_cut(text);
   REQUIRE(cut <= text.size());
   if (cut == 0) return;
-  for (const char* rest : {"", "x", " ", "\n", "\xcc\x81", "7", "<|endoftext|>", " \n y"}) {
+  for (const char* rest :
+       {"", "x", " ", "\n", "\xcc\x81", "7", "\xe1\x85\xa1", "\xe1\x86\xa8", "<|endoftext|>", " \n y"}) {
     const std::string whole = text + rest;
     std::vector<std::int32_t> ids = tokenizer.encode(whole.substr(0, cut));
     const std::vector<std::int32_t> behind = tokenizer.encode(whole.substr(cut));
@@ -164,6 +165,38 @@ TEST_CASE("whatever a tokenizer.json asks for, ids are those of tokenizers") {
     CHECK(tokenizer->end_of_document() == entry["template"][1][0].get<std::int32_t>());
   }
   CHECK(cuts > 100);
+}
+
+TEST_CASE("no cut lies before a character that nfc composes with what follows it") {
+  const TempFolder folder;
+  const json all = golden("small.json");
+  json content = all["tokenizers"][0]["tokenizer"];
+  content["model"] = all["models"][all["tokenizers"][0]["model"].get<std::string>()];
+  content["normalizer"] = {{"type", "NFC"}};
+  // Each token is one that a composition makes, next to which a digit is no place for it.
+  const std::pair<const char*, const char*> cases[] = {
+      {"\xc3\xa9", "5e"},                 // e and an acute accent
+      {"\xea\xb0\x80", "5\xe1\x84\x80"},  // a Hangul lead and a vowel
+      {"\xea\xb0\x81", "5\xea\xb0\x80"},  // a syllable and a tail
+      {"\xe1\xba\xbf", "5\xc3\xaa"},      // e with a circumflex and an acute accent
+  };
+  const json& vocab = content["model"]["vocab"];
+  std::int64_t next = static_cast<std::int64_t>(vocab.size());
+  const auto id_of = [&](const char* token) {
+    return vocab.contains(token) ? vocab[token].get<std::int64_t>() : next++;
+  };
+  content["added_tokens"] = json::array({{{"id", id_of("<|endoftext|>")}, {"content", "<|endoftext|>"}}});
+  content["post_processor"] = nullptr;
+  for (const auto& [token, text] : cases)
+    content["added_tokens"].push_back(
+        {{"id", id_of(token)}, {"content", token}, {"single_word", true}, {"normalized", true}});
+  const auto tokenizer = open_bpe(folder.write("tokenizer.json", content.dump()));
+  for (const auto& [token, text] : cases) {
+    CAPTURE(text);
+    check_cuts(*tokenizer, text);
+    check_cuts(*tokenizer, text + std::string("\xcc\x81"));
+    CHECK(tokenizer->safe_cut("5 " + std::string(text)) == 1);
+  }
 }
 
 TEST_CASE("every character belongs to what it belongs to in tokenizers, and is normalised alike") {

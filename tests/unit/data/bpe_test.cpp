@@ -154,8 +154,34 @@ TEST_CASE("what a tokenizer.json asks for and is not supported is refused by nam
   CHECK(says(refusal("/added_tokens/1", {{"id", 258}, {"content", "<s>"}}), "have the id 258"));
   CHECK(says(refusal("/added_tokens/1", {{"id", 259}, {"content", "<|endoftext|>"}}), "is added twice"));
   CHECK(refusal("/added_tokens/1", {{"id", 259}, {"content", "<s>"}}) == "accepted");
+  const json small_words = {{"id", 259}, {"content", " \xc2\xa0"}, {"rstrip", true}};
+  CHECK(says(refusal("/added_tokens/1", small_words), "added_tokens[1]: \" \xc2\xa0\" is white space and takes"));
+  CHECK(says(refusal("/added_tokens/1", {{"id", 259}, {"content", "\n"}, {"lstrip", true}}), "is white space"));
+  CHECK(refusal("/added_tokens/1", {{"id", 259}, {"content", "\n"}}) == "accepted");
+  CHECK(refusal("/added_tokens/1", {{"id", 259}, {"content", " x"}, {"lstrip", true}}) == "accepted");
+  CHECK(says(refusal("/model/vocab/<| |>", 258), "the id 258 of \"<|endoftext|>\" is another token's"));
   CHECK(says(refusal("/added_tokens/0/content", "<|x|>"), "which token ends a document"));
   CHECK(says(refusal("/added_tokens/0/content", "a"), "\"a\" has the id 258 here and 97 in model.vocab"));
+}
+
+TEST_CASE("added tokens that nfc makes one are refused") {
+  json content = small_tokenizer();
+  content["normalizer"] = {{"type", "NFC"}};
+  content["added_tokens"].push_back({{"id", 259}, {"content", "\xc3\xaa\xcc\x81"}});
+  content["added_tokens"].push_back({{"id", 260}, {"content", "\xe1\xba\xbf"}, {"normalized", false}});
+  CHECK(open_json(content)->encode("\xc3\xaa\xcc\x81\xe1\xba\xbf") == std::vector<std::int32_t>{259, 260});
+  content["added_tokens"][2]["normalized"] = true;
+  CHECK_THROWS_WITH_AS(open_json(content), doctest::Contains("is added twice: the normalizer NFC"), InputError);
+  content["normalizer"] = nullptr;
+  CHECK(open_json(content)->encode("\xc3\xaa\xcc\x81\xe1\xba\xbf") == std::vector<std::int32_t>{259, 260});
+}
+
+TEST_CASE("more merges than a rank can count are refused") {
+  const TempFolder folder;
+  folder.write("vocab.json", small_tokenizer()["model"]["vocab"].dump());
+  folder.write("merges.txt", std::string(BpeMerges::kMaxMerges + 1, '\n'));
+  CHECK_THROWS_WITH_AS(open_bpe(folder.path()), doctest::Contains("merges.txt: holds 16777217 merges; at most"),
+                       InputError);
 }
 
 TEST_CASE("ids and merges of a small tokenizer are as written") {
@@ -269,6 +295,13 @@ TEST_CASE("gpt-2's vocabulary and merges are read by the names that are in use, 
   folder.write("three/merges.txt", "#version: 0.2\na a\naa a\n");
   CHECK_THROWS_WITH_AS(open_bpe(folder / "three"), doctest::Contains("merges.txt:3: \"aaa\" is not in the vocabulary"),
                        InputError);
+  folder.write("cut/vocab.json", vocab.dump());
+  folder.write("cut/merges.txt", "#version: 0.2\na a\n");
+  CHECK_THROWS_WITH_AS(open_bpe(folder / "cut"), doctest::Contains("merges.txt: has 1 merges, but 1 tokens of "),
+                       InputError);
+  CHECK_THROWS_WITH_AS(open_bpe(folder / "cut"),
+                       doctest::Contains("vocab.json are made by none (first: \"aaaa\"): is the file complete?"),
+                       InputError);
   folder.write("four/tokenizer.model", "x");
   CHECK_THROWS_WITH_AS(open_bpe(folder / "four"), doctest::Contains("SentencePiece"), InputError);
   CHECK_THROWS_WITH_AS(open_bpe(folder / "four/tokenizer.model"), doctest::Contains("SentencePiece"), InputError);
@@ -284,6 +317,7 @@ TEST_CASE("a bpe tokenizer's hash is that of its files and of the end of a docum
   CHECK(open_bpe(folder.path())->hash() == hash);
   CHECK(open_bpe(file, 5)->hash() != hash);
   CHECK(open_bpe(file, 5)->end_of_document() == 5);
+  CHECK(says(open_bpe(file)->description(), ", rules 1"));  // and of the rules by which they are read
   CHECK_THROWS_WITH_AS(open_bpe(file, 259), doctest::Contains("data.tokenizer.end_of_document"), UserError);
   content["model"]["merges"].erase(1);
   CHECK(open_json(content)->hash() != hash);

@@ -27,13 +27,14 @@ constexpr std::uint64_t low_bytes(std::size_t bytes) {
 // A queued merge: rank above position, so that the smallest number is the next merge.
 constexpr unsigned kPositionBits = 40;
 constexpr std::uint64_t kPositionMask = (1ull << kPositionBits) - 1;
+static_assert(BpeMerges::kMaxMerges <= 1ull << (64 - kPositionBits));
 
 }  // namespace
 
 BpeMerges::Workspace::Workspace() : kept_(std::size_t{2} << kPlacesLog2) {}
 
 BpeMerges::BpeMerges(const BpeModel& model) : unknown_(model.unknown), fuses_unknown_(model.fuses_unknown) {
-  SCALETRAIN_CHECK(model.merges.size() < (1ull << (64 - kPositionBits)));
+  SCALETRAIN_CHECK(model.merges.size() <= kMaxMerges);
   byte_tokens_.fill(-1);
   for (std::size_t id = 0; id < model.tokens.size(); ++id) {
     const auto& token = model.tokens[id];

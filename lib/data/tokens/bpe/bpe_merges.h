@@ -38,7 +38,10 @@ class BpeMerges {
  public:
   class Workspace;
 
-  // Every byte has a token, or there is an unknown one (whoever read the model has checked it).
+  static constexpr std::size_t kMaxMerges = std::size_t{1} << 24;
+
+  // Every byte has a token, or there is an unknown one and there are at most kMaxMerges (whoever read the model has
+  // checked both).
   explicit BpeMerges(const BpeModel& model);
 
   // Appends the tokens of `piece`. Up to `readable_end` the memory may be read (piece.end() or more).

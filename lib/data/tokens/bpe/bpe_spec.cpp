@@ -67,7 +67,7 @@ class ByteCharacters {
 // Of each token's text as the file has it.
 class Vocabulary {
  public:
-  Vocabulary(const json& object, const std::string& where) : where_(where) {
+  Vocabulary(const json& object, const std::string& where) {
     if (!object.is_object()) refuse(where, "an object of tokens and their ids is expected");
     ids_.reserve(object.size());
     const std::int64_t largest = std::min(kMaxId, 2 * static_cast<std::int64_t>(object.size()) + kMaxHoles);
@@ -78,6 +78,10 @@ class Vocabulary {
         refuse(where, fmt::format("the id {} of {} is not between 0 and {}, with {} tokens", id, quoted(token), largest,
                                   object.size()));
       ids_.emplace(token, static_cast<std::int32_t>(id));
+      const auto place = static_cast<std::size_t>(id);
+      if (place >= is_taken_.size()) is_taken_.resize(place + 1);
+      if (is_taken_[place]) refuse(where, fmt::format("two tokens have the id {}", id));
+      is_taken_[place] = true;
     }
     if (ids_.empty()) refuse(where, "there is no token");
   }
@@ -89,24 +93,21 @@ class Vocabulary {
 
   // By id, as bytes.
   std::vector<std::optional<std::string>> tokens(const ByteCharacters& characters) const {
-    std::int32_t last = 0;
-    for (const auto& [token, id] : ids_) last = std::max(last, id);
-    std::vector<std::optional<std::string>> out(static_cast<std::size_t>(last) + 1);
-    std::vector<bool> is_taken(out.size());
-    for (const auto& [token, id] : ids_) {
-      const auto place = static_cast<std::size_t>(id);
-      if (is_taken[place]) refuse(where_, fmt::format("two tokens have the id {}", id));
-      is_taken[place] = true;
-      out[place] = characters.bytes_of(token);
-    }
+    std::vector<std::optional<std::string>> out(is_taken_.size());
+    for (const auto& [token, id] : ids_) out[static_cast<std::size_t>(id)] = characters.bytes_of(token);
     return out;
+  }
+
+  bool has_id(std::int32_t id) const {
+    const auto place = static_cast<std::size_t>(id);
+    return place < is_taken_.size() && is_taken_[place];
   }
 
   const std::unordered_map<std::string, std::int32_t>& ids() const { return ids_; }
 
  private:
-  std::string where_;
   std::unordered_map<std::string, std::int32_t> ids_;
+  std::vector<bool> is_taken_;  // of each id
 };
 
 void add_merge(const Vocabulary& vocabulary, const std::string& left, const std::string& right,
@@ -119,12 +120,26 @@ void add_merge(const Vocabulary& vocabulary, const std::string& left, const std:
   model.merges.push_back({id(left), id(right), id(left + right)});
 }
 
+void check_merge_count(std::size_t count, const std::string& where) {
+  if (count > BpeMerges::kMaxMerges)
+    refuse(where, fmt::format("holds {} merges; at most {} are supported", count, BpeMerges::kMaxMerges));
+}
+
 // "a b"
 void add_merge_line(const Vocabulary& vocabulary, const std::string& line, const std::string& where, BpeModel& model) {
   const std::size_t space = line.find(' ');
   if (space == std::string::npos || line.find(' ', space + 1) != std::string::npos)
     refuse(where, fmt::format("{} is not two tokens with a space between them", quoted(line)));
   add_merge(vocabulary, line.substr(0, space), line.substr(space + 1), where, model);
+}
+
+bool is_white_space(std::string_view text) {
+  for (std::size_t i = 0; i < text.size();) {
+    const Decoded at = decode_utf8(text.data() + i);
+    if (!CodePoints::get().is_space(at.code_point)) return false;
+    i += static_cast<std::size_t>(at.length);
+  }
+  return true;
 }
 
 void check_bytes(const BpeModel& model, const std::string& where) {
@@ -158,6 +173,7 @@ class TokenizerJsonReader {
     read_model();
     read_added_tokens();
     read_normalizer();
+    check_normalized_tokens();
     read_pre_tokenizer();
     read_post_processor();
     read_decoder();
@@ -196,6 +212,7 @@ class TokenizerJsonReader {
     if (has(model, "unk_token")) out.unknown = vocabulary.find(json_string(model, "unk_token", where));
     const json& merges = json_member(model, "merges", where);
     if (!merges.is_array()) refuse(where + ".merges", "a list is expected");
+    check_merge_count(merges.size(), where + ".merges");
     out.merges.reserve(merges.size());
     for (std::size_t i = 0; i < merges.size(); ++i) {
       const json& merge = merges[i];
@@ -230,6 +247,10 @@ class TokenizerJsonReader {
       token.is_single_word = flag(item, "single_word", false, where);
       token.is_normalized = flag(item, "normalized", !token.is_special, where);
       if (token.content.empty()) continue;  // as tokenizers does
+      if ((token.strips_left || token.strips_right) && is_white_space(token.content))
+        refuse(where, fmt::format("{} is white space and takes the white space around it (lstrip, rstrip), which is "
+                                  "not supported, since tokenizers fails at texts with it; write false for both",
+                                  quoted(std::as_const(token.content))));
       add_added(token, where, contents);
     }
   }
@@ -239,8 +260,7 @@ class TokenizerJsonReader {
     if (known && *known != token.id)
       refuse(where,
              fmt::format("{} has the id {} here and {} in model.vocab", quoted(token.content), token.id, *known));
-    const auto place = static_cast<std::size_t>(token.id);
-    if (!known && place < spec_.model.tokens.size() && spec_.model.tokens[place])
+    if (!known && vocabulary_->has_id(token.id))
       refuse(where, fmt::format("the id {} of {} is another token's in model.vocab", token.id, quoted(token.content)));
     // `tokenizers` numbers added tokens itself, from the vocabulary's size on, whatever the file says.
     const auto size = static_cast<std::int32_t>(vocabulary_->ids().size());
@@ -258,6 +278,20 @@ class TokenizerJsonReader {
                                    [&](const AddedToken& other) { return other.content == token.content; });
     if (same != spec_.added.end()) refuse(where, fmt::format("{} is added twice", quoted(token.content)));
     spec_.added.push_back(token);
+  }
+
+  // Those that are looked for in normalised text are looked for by what NFC makes of them.
+  void check_normalized_tokens() const {
+    if (!spec_.is_nfc) return;
+    std::map<std::string, const AddedToken*> seen;
+    for (const AddedToken& token : spec_.added) {
+      if (!token.is_normalized) continue;
+      const auto [at, is_new] = seen.emplace(normalize_nfc(token.content).value_or(token.content), &token);
+      if (!is_new)
+        refuse(place("added_tokens"), fmt::format("{} is added twice: the normalizer NFC makes it of the tokens {} and "
+                                                  "{}; remove one of them",
+                                                  quoted(at->first), at->second->id, token.id));
+    }
   }
 
   // Calls `read` for a component, or for each one of a Sequence of them.
@@ -395,7 +429,13 @@ class TokenizerJsonReader {
   BpeSpec spec_;
 };
 
-// GPT-2's vocabulary does not say which tokens are special: they are those that no merge makes.
+// How special tokens are written by custom: <|endoftext|>, <s>.
+bool has_special_shape(std::string_view token) {
+  return token.size() > 2 && token.front() == '<' && token.back() == '>';
+}
+
+// GPT-2's vocabulary does not say which tokens are special: they are those that no merge makes. Others that none makes
+// show that merges are missing.
 BpeSpec read_pair(const json& vocab, const std::string& vocab_file, const std::string& merges,
                   const std::string& merges_file) {
   BpeSpec spec;
@@ -403,6 +443,7 @@ BpeSpec read_pair(const json& vocab, const std::string& vocab_file, const std::s
   const ByteCharacters characters;
   const Vocabulary vocabulary(vocab, vocab_file);
   spec.model.tokens = vocabulary.tokens(characters);
+  check_merge_count(static_cast<std::size_t>(std::count(merges.begin(), merges.end(), '\n')), merges_file);
   const std::vector<std::string> lines = split_text(merges, '\n');
   for (std::size_t i = 0; i < lines.size(); ++i) {
     std::string line = lines[i];
@@ -412,11 +453,21 @@ BpeSpec read_pair(const json& vocab, const std::string& vocab_file, const std::s
   }
   std::set<std::int32_t> made;
   for (const BpeMerge& merge : spec.model.merges) made.insert(merge.whole);
+  std::map<std::int32_t, std::string> missing;
   for (const auto& [token, id] : vocabulary.ids()) {
     const auto& bytes = spec.model.tokens[static_cast<std::size_t>(id)];
     if (token.empty() || (bytes && bytes->size() == 1) || made.contains(id)) continue;
-    spec.added.push_back({.content = token, .id = id, .is_special = true});
+    if (has_special_shape(token)) {
+      spec.added.push_back({.content = token, .id = id, .is_special = true});
+    } else {
+      missing.emplace(id, token);
+    }
   }
+  if (!missing.empty())
+    refuse(merges_file, fmt::format("has {} merges, but {} tokens of {} are made by none (first: {}): is the file "
+                                    "complete?",
+                                    spec.model.merges.size(), missing.size(), vocab_file,
+                                    quoted(std::as_const(missing.begin()->second))));
   std::sort(spec.added.begin(), spec.added.end(), [](const AddedToken& a, const AddedToken& b) { return a.id < b.id; });
   check_bytes(spec.model, vocab_file);
   return spec;
@@ -436,11 +487,16 @@ std::optional<std::pair<fs::path, fs::path>> pair_at(const fs::path& path) {
   return std::nullopt;
 }
 
-fs::path file_in(const fs::path& folder) {
+std::optional<fs::path> find_in(const fs::path& folder) {
   if (is_file(folder / "tokenizer.json")) return folder / "tokenizer.json";
   for (const auto& [vocab, merges] : kPairs) {
     if (is_file(folder / vocab) && is_file(folder / merges)) return folder / vocab;
   }
+  return std::nullopt;
+}
+
+fs::path file_in(const fs::path& folder) {
+  if (const auto file = find_in(folder)) return *file;
   std::error_code ignored;
   if (fs::exists(folder / "tokenizer.model", ignored))
     refuse(folder.string(),
@@ -452,6 +508,10 @@ fs::path file_in(const fs::path& folder) {
 }
 
 }  // namespace
+
+bool holds_bpe_files(const fs::path& folder) {
+  return find_in(folder).has_value();
+}
 
 std::vector<fs::path> bpe_files(const fs::path& path) {
   std::error_code ignored;

@@ -58,6 +58,8 @@ inline constexpr const char* kDigitPattern =
 BpeSpec read_bpe_spec(const std::filesystem::path& path);
 // A tokenizer.json's text; `where` begins every message. `files` stays empty.
 BpeSpec parse_tokenizer_json(std::string_view text, const std::string& where);
+// Whether the folder holds what read_bpe_spec() reads; what is in the files is not looked at.
+bool holds_bpe_files(const std::filesystem::path& folder);
 // The files that it reads.
 std::vector<std::filesystem::path> bpe_files(const std::filesystem::path& path);
 

@@ -13,6 +13,10 @@
 namespace scaletrain {
 namespace {
 
+// Raise it when the ids of some text become others with the same files: through the Unicode tables, patterns, added
+// tokens, normalisation or merges. It is part of the tokenizer's hash, so that text in the cache is tokenised anew.
+constexpr int kBpeRules = 1;
+
 // What published tokenizers call the token between documents.
 constexpr std::array<std::string_view, 5> kEndNames = {"<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>",
                                                        "</s>", "<eos>"};
@@ -89,10 +93,8 @@ void BpeTokenizer::choose_end(std::optional<std::int64_t> given) {
   }
   const std::string file = place_of(spec_);
   if (!end)
-    throw InputError(
-        fmt::format("{}: it is not known which token ends a document: there is none of {}. Give its id as "
-                    "data.tokenizer.end_of_document",
-                    file, fmt::join(kEndNames, ", ")));
+    throw UnknownEndError(fmt::format("{}: it is not known which token ends a document: there is none of {}", file,
+                                      fmt::join(kEndNames, ", ")));
   if (*end < 0 || *end >= vocab_size())
     throw UserError(fmt::format("data.tokenizer.end_of_document: {} is not a token; {} has the tokens 0 to {}", *end,
                                 file, vocab_size() - 1));
@@ -275,7 +277,8 @@ std::string BpeTokenizer::decode(std::span<const std::int32_t> tokens) const {
 // Between x and y each step cuts, or lets nothing depend on where the text ends; and one of them cuts.
 bool BpeTokenizer::is_safe(char32_t x, char32_t y) const {
   const CodePoints& points = CodePoints::get();
-  if (spec_.is_nfc && !(points.is_stable(x) && points.is_stable(y))) return false;
+  // Before a y that composes with what follows, which is not known here, stands another character in the end.
+  if (spec_.is_nfc && !(points.is_stable(x) && points.is_stable(y) && !points.may_compose(y))) return false;
   if (added_.may_straddle(x, y) || added_normalized_.may_straddle(x, y)) return false;
   bool is_cut = false;
   for (std::size_t step = 0; step < spec_.steps.size(); ++step) {
@@ -309,8 +312,8 @@ std::size_t BpeTokenizer::safe_cut(std::string_view text) const {
 }
 
 std::string BpeTokenizer::description() const {
-  return fmt::format("bpe {}, {} tokens, end of document {} {}", to_hex(spec_.content_hash), vocab_size(),
-                     end_of_document_, quoted(end_text_));
+  return fmt::format("bpe {}, {} tokens, end of document {} {}, rules {}", to_hex(spec_.content_hash), vocab_size(),
+                     end_of_document_, quoted(end_text_), kBpeRules);
 }
 
 }  // namespace scaletrain

@@ -18,16 +18,24 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "data/tokens/bpe/bpe_spec.h"
 #include "data/tokens/tokenizer.h"
 
 namespace scaletrain {
 
+// No token is known to end a document, and none was given. The message names the file and no remedy: whoever asked for
+// the tokenizer knows where one is given.
+class UnknownEndError : public InputError {
+ public:
+  using InputError::InputError;
+};
+
 class BpeTokenizer final : public Tokenizer {
  public:
   // `end_of_document`: the token that ends a document; nothing: the one that the template puts behind a text, else the
   // first of <|endoftext|>, <|end_of_text|>, <|end▁of▁sentence|> (DeepSeek's spelling), </s>, <eos> that is an added
-  // token. InputError if it is not in the vocabulary, or if there is none.
+  // token. UserError if the given one is not in the vocabulary, UnknownEndError if there is none.
   BpeTokenizer(BpeSpec spec, std::optional<std::int64_t> end_of_document);
   ~BpeTokenizer() override;
 

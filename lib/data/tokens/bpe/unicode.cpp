@@ -82,9 +82,12 @@ CodePoints::CodePoints() : flags_(kNumCodePoints) {
     if (entry.composes == 0) {
       flags_[entry.whole] |= kUnstable;
     } else {
+      flags_[entry.first] |= kComposes;
       flags_[entry.second] |= kUnstable;
     }
   }
+  for (char32_t i = 0; i < kNumLeads; ++i) flags_[kLeads + i] |= kComposes;
+  for (char32_t i = 0; i < kNumSyllables; i += kNumTails) flags_[kSyllables + i] |= kComposes;
   for (char32_t i = 0; i < kNumVowels; ++i) flags_[kVowels + i] |= kUnstable;
   for (char32_t i = 1; i < kNumTails; ++i) flags_[kTails + i] |= kUnstable;
 }

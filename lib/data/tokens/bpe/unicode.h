@@ -70,10 +70,13 @@ class CodePoints {
   bool is_word(char32_t c) const;
   // Starts anew: neither it nor what comes before it changes by NFC on account of the other.
   bool is_stable(char32_t c) const { return (flags_[c] & kUnstable) == 0; }
+  // NFC may make another character of it and of what follows.
+  bool may_compose(char32_t c) const { return (flags_[c] & kComposes) != 0; }
 
  private:
   static constexpr std::uint8_t kCategoryMask = 0x1f;
   static constexpr std::uint8_t kUnstable = 0x20;
+  static constexpr std::uint8_t kComposes = 0x40;
 
   CodePoints();
   std::vector<std::uint8_t> flags_;  // of each code point
