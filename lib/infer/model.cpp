@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "checkpoint/hugging_face/hugging_face.h"
 #include "config/load.h"
+#include "data/tokens/bpe/bpe_tokenizer.h"
 
 namespace scaletrain {
 
@@ -24,6 +25,15 @@ TokenizerConfig carried_tokenizer(const Config& config, const Checkpoint& checkp
   const std::vector<std::string>& files = checkpoint.manifest().tokenizer_files;
   if (files.empty()) throw InputError(fmt::format("{}: the tokenizer's files are missing", checkpoint.path().string()));
   tokenizer.path = (checkpoint.path() / files.front()).string();  // one file, or the first of two that know each other
+  return tokenizer;
+}
+
+// By the tokenizer files of a Hugging Face folder.
+std::unique_ptr<Tokenizer> folder_tokenizer(const fs::path& folder, std::int64_t model_vocab) {
+  auto tokenizer = std::make_unique<BpeTokenizer>(read_bpe_spec(folder), std::nullopt);
+  if (tokenizer->vocab_size() > model_vocab)
+    throw InputError(fmt::format("{}: the tokenizer has {} tokens, the model's vocabulary {}",
+                                 tokenizer->files().front().string(), tokenizer->vocab_size(), model_vocab));
   return tokenizer;
 }
 
@@ -56,6 +66,7 @@ struct LoadedModel::Impl {
   Config config;
   std::optional<std::int64_t> step;
   std::unique_ptr<Tokenizer> tokenizer;
+  std::string tokenizer_notice;
   std::unique_ptr<Transformer> transformer;
   ParamTable table;
   ShardLayout layout;
@@ -120,19 +131,37 @@ struct LoadedModel::Impl {
     checkpoint.load(*store, *stream, false);
   }
 
-  void open_hugging_face(const fs::path& path, TokenizerKind kind) {
+  void open_folder_tokenizer(const fs::path& path, bool is_asked_for) {
+    try {
+      tokenizer = folder_tokenizer(path, *config.model.vocab);
+      config.data.tokenizer.type = TokenizerKind::bpe;
+      config.data.tokenizer.path = path.string();
+    } catch (const InputError& error) {
+      if (is_asked_for)
+        throw InputError(
+            fmt::format("{}; `--tokenizer ids` or `bytes` reads the model without it", std::string_view(error.what())));
+      tokenizer_notice = fmt::format(
+          "text is read as token ids, since the folder's tokenizer cannot be used (`--tokenizer bpe` would refuse): {}",
+          std::string_view(error.what()));
+    }
+  }
+
+  void open_hugging_face(const fs::path& path, std::optional<TokenizerKind> asked) {
     const HuggingFaceModel model(path);
     config.model = model.model_config();
-    config.data.tokenizer.type = kind;
-    if (kind == TokenizerKind::bpe) config.data.tokenizer.path = path.string();
-    tokenizer = make_tokenizer(config.data.tokenizer, config.model.vocab);
+    const bool is_asked_for = asked == TokenizerKind::bpe;
+    if (is_asked_for || (!asked && holds_bpe_files(path))) open_folder_tokenizer(path, is_asked_for);
+    if (!tokenizer) {
+      config.data.tokenizer.type = asked.value_or(TokenizerKind::ids);
+      tokenizer = make_tokenizer(config.data.tokenizer, config.model.vocab);
+    }
     build(path.string(), *config.model.vocab, nullptr);
     model.load(*store, *stream);
   }
 };
 
 LoadedModel::LoadedModel(const LocatedModel& location, Backend& backend, Stream& stream,
-                         TokenizerKind hugging_face_tokenizer)
+                         std::optional<TokenizerKind> hugging_face_tokenizer)
     : impl_(std::make_unique<Impl>()) {
   impl_->backend = &backend;
   impl_->stream = &stream;
@@ -155,6 +184,9 @@ ParamStore& LoadedModel::store() {
 }
 const Tokenizer& LoadedModel::tokenizer() const {
   return *impl_->tokenizer;
+}
+const std::string& LoadedModel::tokenizer_notice() const {
+  return impl_->tokenizer_notice;
 }
 const Config& LoadedModel::config() const {
   return impl_->config;

@@ -35,10 +35,12 @@ LocatedModel locate_model(const std::filesystem::path& path);
 
 class LoadedModel {
  public:
-  // Reads and verifies the weights. The backend and stream must outlive it. Tokenizer files of Hugging Face folders are
-  // not read: such a model's text is bytes or a list of ids, as the caller says.
+  // Reads and verifies the weights. The backend and stream must outlive it. Of a Hugging Face
+  // folder `hugging_face_tokenizer` says how text is read: as bytes, as a list of ids, or by the folder's tokenizer
+  // (bpe; InputError where that cannot be). Nothing: by the folder's tokenizer where there is one that can be used,
+  // else as ids.
   LoadedModel(const LocatedModel& location, Backend& backend, Stream& stream,
-              TokenizerKind hugging_face_tokenizer = TokenizerKind::ids);
+              std::optional<TokenizerKind> hugging_face_tokenizer = TokenizerKind::ids);
   ~LoadedModel();
   LoadedModel(LoadedModel&&) noexcept;
   LoadedModel& operator=(LoadedModel&&) noexcept;
@@ -46,6 +48,8 @@ class LoadedModel {
   const Transformer& transformer() const;
   ParamStore& store();
   const Tokenizer& tokenizer() const;
+  // For the user: why the folder's tokenizer is not used, where nobody said how text is read. Empty: nothing to say.
+  const std::string& tokenizer_notice() const;
   // A checkpoint's own config; for a Hugging Face folder the defaults with its model section.
   const Config& config() const;
   std::optional<std::int64_t> step() const;  // of a checkpoint

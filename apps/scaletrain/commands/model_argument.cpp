@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/file.h"
+#include "commands.h"
 #include "host/machine.h"
 #include "model_choice.h"
 
@@ -22,6 +22,13 @@ LocatedModel locate(const ModelArgument& argument) {
   return located;
 }
 
+// Nothing: not given.
+std::optional<TokenizerKind> chosen_tokenizer(const ModelArgument& argument) {
+  if (argument.tokenizer.empty()) return std::nullopt;
+  if (argument.tokenizer == "bytes") return TokenizerKind::bytes;
+  return argument.tokenizer == "ids" ? TokenizerKind::ids : TokenizerKind::bpe;
+}
+
 }  // namespace
 
 void ModelArgument::declare(CLI::App& command) {
@@ -32,17 +39,11 @@ void ModelArgument::declare(CLI::App& command) {
       ->required();
   command
       .add_option("--tokenizer", tokenizer,
-                  "How a Hugging Face model's text is read: bpe, by the folder's tokenizer.json (the default where "
-                  "there is one), bytes, or ids, which are token ids separated by spaces")
+                  "How a Hugging Face model's text is read: bpe, by the folder's tokenizer.json or vocab.json and "
+                  "merges.txt (the default where they can be used), bytes, or ids, which are token ids separated by "
+                  "spaces")
       ->check(CLI::IsMember({"bpe", "bytes", "ids"}));
   declare_best(command, best);
-}
-
-TokenizerKind chosen_tokenizer(const ModelArgument& argument, const LocatedModel& located) {
-  if (argument.tokenizer == "bytes") return TokenizerKind::bytes;
-  if (argument.tokenizer == "ids") return TokenizerKind::ids;
-  const bool has_tokenizer = path_exists(located.path / "tokenizer.json");
-  return argument.tokenizer == "bpe" || has_tokenizer ? TokenizerKind::bpe : TokenizerKind::ids;
 }
 
 OpenedModel::OpenedModel(const ModelArgument& argument)
@@ -54,7 +55,8 @@ LoadedModel OpenedModel::load(const ModelArgument& argument) {
   const LocatedModel located = locate(argument);
   path = located.path;
   std::optional<LoadedModel> model;
-  with_older_named(located, [&] { model.emplace(located, *backend, *stream, chosen_tokenizer(argument, located)); });
+  with_older_named(located, [&] { model.emplace(located, *backend, *stream, chosen_tokenizer(argument)); });
+  if (const std::string& notice = model->tokenizer_notice(); !notice.empty()) write_message("notice: " + notice);
   return std::move(*model);
 }
 

@@ -40,10 +40,10 @@ class HuggingFaceModel {
 };
 
 struct HuggingFaceExport {
-  std::filesystem::path folder;  // must not exist, or be empty
-  ModelConfig model;             // vocab set
-  DType dtype = DType::f32;      // f32 | bf16 | f16
-  std::vector<std::filesystem::path> tokenizer_files;
+  std::filesystem::path folder;                        // must not exist, or be empty
+  ModelConfig model;                                   // vocab set
+  DType dtype = DType::f32;                            // f32 | bf16 | f16
+  std::vector<std::filesystem::path> tokenizer_files;  // a single one is a tokenizer.json, by whatever name
   std::uint64_t max_shard_bytes = 5ull << 30;
 };
 

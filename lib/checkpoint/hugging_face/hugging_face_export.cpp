@@ -149,7 +149,8 @@ class Export {
   void copy_tokenizer_files() {
     std::set<std::string> names = {"config.json", "model.safetensors.index.json", "manifest.json"};
     for (const fs::path& file : request_.tokenizer_files) {
-      const std::string name = file.filename().string();
+      // The name by which the folder's readers find it; those of several files are fixed already.
+      const std::string name = request_.tokenizer_files.size() == 1 ? "tokenizer.json" : file.filename().string();
       if (!names.insert(name).second) {
         throw InputError(fmt::format("{}: a tokenizer file of this name cannot be exported", file.string()));
       }

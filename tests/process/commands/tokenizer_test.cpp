@@ -57,13 +57,13 @@ std::string setting(const fs::path& tokenizer) {
 }
 
 TEST_CASE("a_run_with_a_bpe_tokenizer_carries_it_to_every_command") {
-  const fs::path file = workspace().write("own/tokenizer.json", tokenizer_text("<|endoftext|>"));
+  const fs::path file = workspace().write("own/my.json", tokenizer_text("<|endoftext|>"));
   const Ended plan = workspace().run({"check", "config.yaml", "--set", setting(file)});
   CHECK_MESSAGE(plan.exit_code == 0, plan.errors);
   const Ended trained = workspace().run(workspace().training("bpe", {setting(file)}));
   REQUIRE_MESSAGE(trained.exit_code == 0, trained.errors);
   const fs::path saved = checkpoint(workspace() / "bpe", tiny_steps);
-  CHECK(read_file(saved / "tokenizer.json") == read_file(file));
+  CHECK(read_file(saved / "my.json") == read_file(file));
 
   // The folder that it was read from may be gone, and the checkpoint somewhere else.
   fs::rename(workspace() / "own", workspace() / "gone");
@@ -87,6 +87,40 @@ TEST_CASE("a_run_with_a_bpe_tokenizer_carries_it_to_every_command") {
   CHECK(loss_of(workspace().run({"evaluate", folder, "--data", held(), "--json"})) == loss);
   const Ended ids = workspace().run({"generate", folder, "--prompt", "1 2", "--tokenizer", "ids", "--max-tokens", "2"});
   CHECK_MESSAGE(ids.exit_code == 0, ids.errors);
+
+  // As GPT-2's pair of files.
+  const fs::path found = fs::path(folder) / "tokenizer.json";
+  const std::string text_of_file = read_file(found);
+  const json content = json::parse(text_of_file);
+  std::string merges = "#version: 0.2\n";
+  for (const json& merge : content["model"]["merges"])
+    merges += merge[0].get<std::string>() + " " + merge[1].get<std::string>() + "\n";
+  fs::remove(found);
+  workspace().write("bpe-exported/vocab.json", content["model"]["vocab"].dump());
+  workspace().write("bpe-exported/merges.txt", merges);
+  CHECK(generate(folder) == text);
+
+  // One that cannot be used: ids and a notice, unless it was asked for.
+  json larger = content;
+  for (int i = 0; i < 2; ++i)
+    larger["added_tokens"].push_back({{"id", 264 + i}, {"content", "<" + std::to_string(i) + ">"}});
+  const std::vector<std::pair<std::string, std::string>> unusable = {
+      {R"({"model": {"type": "Unigram"}})", "the model \"Unigram\" is not supported"},
+      {tokenizer_text("<|over|>"), "it is not known which token ends a document"},
+      {larger.dump(), "the tokenizer has 266 tokens, the model's vocabulary 264"}};
+  for (const auto& [broken, why] : unusable) {
+    CAPTURE(why);
+    workspace().write("bpe-exported/tokenizer.json", broken);
+    const Ended read = workspace().run({"generate", folder, "--prompt", "1 2", "--max-tokens", "2"});
+    CHECK_MESSAGE(read.exit_code == 0, read.errors);
+    CHECK(read.output.starts_with("1 2"));
+    CHECK_MESSAGE(read.errors.find(why) != std::string::npos, read.errors);
+    CHECK_MESSAGE(read.errors.find("`--tokenizer bpe` would refuse") != std::string::npos, read.errors);
+    const Ended asked = workspace().run({"generate", folder, "--prompt", "1 2", "--tokenizer", "bpe"});
+    check_refused(asked, 3, {why, "; `--tokenizer ids` or `bytes` reads the model without it"});
+    CHECK(asked.errors.find("data.") == std::string::npos);
+    CHECK(asked.errors.find("model.vocab") == std::string::npos);
+  }
 }
 
 TEST_CASE("a_resume_goes_on_with_a_tokenizer_that_moved_and_refuses_another") {
