@@ -174,7 +174,7 @@ TEST_CASE("no cut lies before a character that nfc composes with what follows it
   content["model"] = all["models"][all["tokenizers"][0]["model"].get<std::string>()];
   content["normalizer"] = {{"type", "NFC"}};
   // Each token is one that a composition makes, next to which a digit is no place for it.
-  const std::pair<const char*, const char*> cases[] = {
+  const std::pair<const char*, std::string> cases[] = {
       {"\xc3\xa9", "5e"},                 // e and an acute accent
       {"\xea\xb0\x80", "5\xe1\x84\x80"},  // a Hangul lead and a vowel
       {"\xea\xb0\x81", "5\xea\xb0\x80"},  // a syllable and a tail
@@ -194,8 +194,8 @@ TEST_CASE("no cut lies before a character that nfc composes with what follows it
   for (const auto& [token, text] : cases) {
     CAPTURE(text);
     check_cuts(*tokenizer, text);
-    check_cuts(*tokenizer, text + std::string("\xcc\x81"));
-    CHECK(tokenizer->safe_cut("5 " + std::string(text)) == 1);
+    check_cuts(*tokenizer, text + "\xcc\x81");
+    CHECK(tokenizer->safe_cut("5 " + text) == 1);
   }
 }
 

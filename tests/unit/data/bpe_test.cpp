@@ -154,8 +154,8 @@ TEST_CASE("what a tokenizer.json asks for and is not supported is refused by nam
   CHECK(says(refusal("/added_tokens/1", {{"id", 258}, {"content", "<s>"}}), "have the id 258"));
   CHECK(says(refusal("/added_tokens/1", {{"id", 259}, {"content", "<|endoftext|>"}}), "is added twice"));
   CHECK(refusal("/added_tokens/1", {{"id", 259}, {"content", "<s>"}}) == "accepted");
-  const json small_words = {{"id", 259}, {"content", " \xc2\xa0"}, {"rstrip", true}};
-  CHECK(says(refusal("/added_tokens/1", small_words), "added_tokens[1]: \" \xc2\xa0\" is white space and takes"));
+  const json spaces = {{"id", 259}, {"content", " \xc2\xa0"}, {"rstrip", true}};
+  CHECK(says(refusal("/added_tokens/1", spaces), "added_tokens[1]: \" \xc2\xa0\" is white space and takes"));
   CHECK(says(refusal("/added_tokens/1", {{"id", 259}, {"content", "\n"}, {"lstrip", true}}), "is white space"));
   CHECK(refusal("/added_tokens/1", {{"id", 259}, {"content", "\n"}}) == "accepted");
   CHECK(refusal("/added_tokens/1", {{"id", 259}, {"content", " x"}, {"lstrip", true}}) == "accepted");
