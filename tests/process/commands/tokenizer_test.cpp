@@ -108,9 +108,10 @@ TEST_CASE("a_run_with_a_bpe_tokenizer_carries_it_to_every_command") {
       {R"({"model": {"type": "Unigram"}})", "the model \"Unigram\" is not supported"},
       {tokenizer_text("<|over|>"), "it is not known which token ends a document"},
       {larger.dump(), "the tokenizer has 266 tokens, the model's vocabulary 264"}};
-  for (const auto& [broken, why] : unusable) {
+  for (const auto& entry : unusable) {
+    const std::string& why = entry.second;
     CAPTURE(why);
-    workspace().write("bpe-exported/tokenizer.json", broken);
+    workspace().write("bpe-exported/tokenizer.json", entry.first);
     const Ended read = workspace().run({"generate", folder, "--prompt", "1 2", "--max-tokens", "2"});
     CHECK_MESSAGE(read.exit_code == 0, read.errors);
     CHECK(read.output.starts_with("1 2"));
