@@ -474,8 +474,7 @@ std::optional<std::int64_t> AttentionWorkspace::wanted(const AttentionShape& sha
     return a && b ? try_add(*a, *b) : std::nullopt;
   };
   const auto rows = try_mul(heads, shape.num_queries);
-  const auto of_queries = times(rows, shape.head_size);
-  if (!keeps_scores) return of_queries;
+  if (!keeps_scores) return times(rows, shape.head_size);
   const std::int64_t padded_queries = round_up(shape.num_queries, padded_to);
   const auto scores = times(try_mul(heads, padded_queries), round_up(shape.num_keys, padded_to) / halves);
   // And a number for each row, the product of its output and its output's gradient; the gradients of keys and values
