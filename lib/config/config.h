@@ -80,8 +80,12 @@ struct TokenizerConfig {
 };
 
 struct DocumentsConfig {
+  // within: a token attends to its own document alone, and positions begin at 0 with each.
   DocumentAttention attention = DocumentAttention::across;
-  bool loss_across = true;  // the first token of a document is predicted from the document before it
+  bool loss_across = true;  // the first token of a document is predicted from what the document before it ends with
+
+  // Whether data that does not say where its documents end will do.
+  bool need_ends() const { return attention == DocumentAttention::within || !loss_across; }
 };
 
 struct SourceConfig {

@@ -60,8 +60,8 @@ class SourceCheck {
   void look_at_tokens(const FoundFile& file) {
     const auto tokens = open_token_file(file.path, FileCheck::header);
     has_content_ = has_content_ || tokens->num_tokens() > 0;
-    if (!config_.documents.loss_across && !ends_documents() && tokens->num_tokens() > 0 && tokens->one_document())
-      throw hidden_documents_refusal(spec_, *tokens);
+    if (config_.documents.need_ends() && !ends_documents() && tokens->num_tokens() > 0 && tokens->one_document())
+      throw hidden_documents_refusal(spec_, config_.documents, *tokens);
   }
 
   void look_at_text(const FoundFile& file) {
@@ -97,7 +97,7 @@ class SourceCheck {
 // "KEY: what is wrong", where it begins with a key of the data; else with that of the path.
 InputProblem problem_of(const SourceSpec& spec, const std::string& text, bool is_config) {
   const std::string key = text.substr(0, text.find(": "));
-  if (key.starts_with(spec.key + ".") || key == "data.documents.loss_across")
+  if (key.starts_with(spec.key + ".") || key.starts_with("data.documents."))
     return {.key = key, .message = text.substr(key.size() + 2), .is_config = is_config};
   return {.key = path_key(spec), .message = text, .is_config = is_config};
 }

@@ -215,12 +215,14 @@ UserError text_refusal(const SourceSpec& spec, const FoundFile& file, const std:
           : "; name token files, or set data.tokenizer.type: bytes or bpe"));
 }
 
-UserError hidden_documents_refusal(const SourceSpec& spec, const TokenFile& file) {
+UserError hidden_documents_refusal(const SourceSpec& spec, const DocumentsConfig& documents, const TokenFile& file) {
+  const bool within = documents.attention == DocumentAttention::within;
   return UserError(
-      fmt::format("data.documents.loss_across: false needs to know where documents end, and {} of {} ({}) does not "
+      fmt::format("data.documents.{} needs to know where documents end, and {} of {} ({}) does not "
                   "say: name the token that ends a document in data.tokenizer.end_of_document, give a file that has "
-                  "an index of its documents (Megatron's .bin and .idx), or set loss_across to true",
-                  file.path().string(), spec.key, file.format()));
+                  "an index of its documents (Megatron's .bin and .idx), or set {}",
+                  within ? "attention: within" : "loss_across: false", file.path().string(), spec.key, file.format(),
+                  within ? "attention to across" : "loss_across to true"));
 }
 
 }  // namespace scaletrain

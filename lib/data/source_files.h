@@ -79,7 +79,7 @@ void check_keys_are_used(const SourceSpec& spec, const std::vector<FoundFile>& f
 // Text, where the tokenizer reads token files only.
 UserError text_refusal(const SourceSpec& spec, const FoundFile& file, const std::string& tokenizer);
 
-// A token file that does not say where its documents end, where data.documents needs to know.
-UserError hidden_documents_refusal(const SourceSpec& spec, const TokenFile& file);
+// A token file that does not say where its documents end, which `documents` needs.
+UserError hidden_documents_refusal(const SourceSpec& spec, const DocumentsConfig& documents, const TokenFile& file);
 
 }  // namespace scaletrain

@@ -216,8 +216,8 @@ class OpenFoundSource final : public FoundSource {
     if (files.empty()) return opened;
     opened.tokens = std::make_unique<JoinedTokens>(std::move(files));
     const TokenFile* unknown = opened.tokens->first_without_index();
-    if (!config_.documents.loss_across && !tokenizer_.end_of_document() && unknown != nullptr)
-      throw hidden_documents_refusal(spec_, *unknown);
+    if (config_.documents.need_ends() && !tokenizer_.end_of_document() && unknown != nullptr)
+      throw hidden_documents_refusal(spec_, config_.documents, *unknown);
     return opened;
   }
 

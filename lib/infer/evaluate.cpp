@@ -42,9 +42,10 @@ EvaluationResult evaluate_model(LoadedModel& model, const ValidationSet& set, st
   SCALETRAIN_CHECK_LT(0, all);
   const BatchShape shape{std::min(micro_batch, all), set.context()};
   const DType compute = model.backend().compute_type();
-  const StageMemory memory(model.backend(), make_forward_plan(model.transformer(), shape, compute));
+  const StageMemory memory(
+      model.backend(), make_forward_plan(model.transformer(), shape, compute, model.config().data.documents.attention));
   const BatchBuffer buffer = memory.batch(0);
-  HostBatch host(model.backend(), shape.rows());
+  HostBatch host(model.backend(), memory.plan());
   const MirroredBuffer loss_sum(model.backend(), sizeof(double));
   EvaluationResult result;
   const SampleReader read = [&set](std::int64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets,
@@ -62,7 +63,7 @@ EvaluationResult evaluate_model(LoadedModel& model, const ValidationSet& set, st
                              .ids = buffer.ids,
                              .targets = buffer.targets,
                              .positions = buffer.positions,
-                             .document_start = {},
+                             .document_start = buffer.document_start,
                              .first_sample = first,
                              .loss_gradient = 0.0,
                              .loss_sum = loss_sum.device(0, DType::f64, {1})};

@@ -4,8 +4,11 @@
 
 namespace scaletrain {
 
-HostBatch::HostBatch(Backend& backend, std::int64_t rows)
-    : rows_(rows), memory_(backend.allocate_pinned(static_cast<std::size_t>(3 * rows) * sizeof(std::int32_t))) {}
+HostBatch::HostBatch(Backend& backend, const ActivationPlan& plan)
+    : rows_(plan.shape.rows()),
+      tells_documents_apart_(plan.document_attention == DocumentAttention::within),
+      memory_(backend.allocate_pinned(static_cast<std::size_t>(num_batch_tensors(plan.document_attention) * rows_) *
+                                      sizeof(std::int32_t))) {}
 
 View HostBatch::row(std::int64_t index) const {
   return memory_.view(static_cast<std::size_t>(index * rows_) * sizeof(std::int32_t), DType::i32, {rows_});
@@ -15,13 +18,14 @@ BatchTensors HostBatch::tensors() const {
   const auto values = [this](std::int64_t index) {
     return std::span(row(index).as<std::int32_t>(), static_cast<std::size_t>(rows_));
   };
-  return {values(0), values(1), values(2)};
+  return {values(0), values(1), values(2), tells_documents_apart_ ? values(3) : std::span<std::int32_t>()};
 }
 
 void HostBatch::copy_to(Backend& backend, Stream& stream, const BatchBuffer& batch) {
   if (batch.ids) backend.copy(stream, row(0), batch.ids);
   if (batch.targets) backend.copy(stream, row(1), batch.targets);
   if (batch.positions) backend.copy(stream, row(2), batch.positions);
+  if (batch.document_start) backend.copy(stream, row(3), batch.document_start);
   copied_ = stream.record();
 }
 
@@ -37,7 +41,8 @@ BatchBuffer StageMemory::batch(std::int64_t buffer) const {
   RegionAllocator cut(region(plan_.batches[static_cast<std::size_t>(buffer)]));
   const Shape rows{plan_.shape.rows()};
   // In this order: the members of an aggregate are initialised one after the other.
-  return {cut.allocate(DType::i32, rows), cut.allocate(DType::i32, rows), cut.allocate(DType::i32, rows)};
+  return {cut.allocate(DType::i32, rows), cut.allocate(DType::i32, rows), cut.allocate(DType::i32, rows),
+          plan_.document_attention == DocumentAttention::within ? cut.allocate(DType::i32, rows) : View()};
 }
 
 }  // namespace scaletrain

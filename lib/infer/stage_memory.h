@@ -15,12 +15,14 @@ namespace scaletrain {
 // A micro-batch's tensors in the arena, as the model reads them.
 struct BatchBuffer {
   View ids, targets, positions;
+  View document_start;  // empty where documents are not told apart
 };
 
 // A micro-batch's tensors on the host, as the data layer fills them: in memory from where a stream copies them.
 class HostBatch {
  public:
-  HostBatch(Backend& backend, std::int64_t rows);
+  // Of a micro-batch of the plan.
+  HostBatch(Backend& backend, const ActivationPlan& plan);
 
   BatchTensors tensors() const;
   // Issues the copy. What the batch buffer has no view of is left out.
@@ -35,6 +37,7 @@ class HostBatch {
   View row(std::int64_t index) const;
 
   std::int64_t rows_;
+  bool tells_documents_apart_;
   Buffer memory_;
   Event copied_;
 };

@@ -74,7 +74,7 @@ struct BatchContext {
   Mode mode = Mode::train;
   ConstView ids;                  // [B·T] i32
   ConstView targets;              // [B·T] i32, -1: masked
-  ConstView positions;            // [B·T] i32, position within the sample
+  ConstView positions;            // [B·T] i32, position within the sample, or within the token's document
   ConstView document_start;       // [B·T] i32, optional: the first position a token may attend to
   std::int64_t first_sample = 0;  // global sample id of row 0 of this micro-batch (dropout's key, later)
   // The plan's constant: gradients are those of loss_gradient times the sum over unmasked tokens.

@@ -10,8 +10,6 @@ namespace scaletrain {
 
 namespace {
 
-constexpr std::size_t num_batch_tensors = 3;  // ids, targets, positions
-
 // Hands out aligned, adjacent ranges of the arena to be.
 class ArenaCutter {
  public:
@@ -37,22 +35,29 @@ std::size_t bundle_bytes(const Transformer& model, const BatchShape& shape, DTyp
   return align_up(static_cast<std::size_t>(bundle_shape(model, shape, compute).num_elements()) * size_of(compute));
 }
 
-std::size_t batch_bytes_of(const BatchShape& shape) {
-  return num_batch_tensors * align_up(static_cast<std::size_t>(shape.rows()) * size_of(DType::i32));
+std::size_t batch_bytes_of(const BatchShape& shape, DocumentAttention document_attention) {
+  return static_cast<std::size_t>(num_batch_tensors(document_attention)) *
+         align_up(static_cast<std::size_t>(shape.rows()) * size_of(DType::i32));
 }
 
 }  // namespace
 
+std::int64_t num_batch_tensors(DocumentAttention document_attention) {
+  return document_attention == DocumentAttention::within ? 4 : 3;
+}
+
 ActivationPlan make_activation_plan(const Transformer& model, std::vector<std::vector<int>> chunks,
-                                    const BatchShape& shape, DType compute, const ScheduleDepth& depth) {
+                                    const BatchShape& shape, DType compute, const ScheduleDepth& depth,
+                                    DocumentAttention document_attention) {
   SCALETRAIN_CHECK(!chunks.empty());
   SCALETRAIN_CHECK_LE(depth.in_flight_of_chunk.size(), chunks.size());
   ActivationPlan plan;
   plan.chunks = std::move(chunks);
   plan.shape = shape;
+  plan.document_attention = document_attention;
   plan.bundle = bundle_shape(model, shape, compute);
   const std::size_t hidden = bundle_bytes(model, shape, compute);
-  const std::size_t batch = batch_bytes_of(shape);
+  const std::size_t batch = batch_bytes_of(shape, document_attention);
   const int head = narrow<int>(model.units().size()) - 1;
   ArenaCutter arena;
   std::size_t scratch = 0;
@@ -101,10 +106,12 @@ ActivationPlan make_activation_plan(const Transformer& model, std::vector<std::v
   return plan;
 }
 
-ActivationPlan make_forward_plan(const Transformer& model, const BatchShape& shape, DType compute) {
+ActivationPlan make_forward_plan(const Transformer& model, const BatchShape& shape, DType compute,
+                                 DocumentAttention document_attention) {
   ActivationPlan plan;
   plan.num_buffers = 1;
   plan.shape = shape;
+  plan.document_attention = document_attention;
   plan.bundle = bundle_shape(model, shape, compute);
   ArenaCutter arena;
   UnitMemory largest;
@@ -116,7 +123,7 @@ ActivationPlan make_forward_plan(const Transformer& model, const BatchShape& sha
     largest.saved = std::max(largest.saved, memory.saved);
     largest.scratch = std::max(largest.scratch, memory.scratch);
   }
-  plan.batches.push_back(arena.cut(batch_bytes_of(shape)));
+  plan.batches.push_back(arena.cut(batch_bytes_of(shape, document_attention)));
   const ArenaRange saved = arena.cut(largest.saved);
   const std::size_t hidden = bundle_bytes(model, shape, compute);
   const ArenaRange outputs[2] = {arena.cut(hidden), arena.cut(hidden)};

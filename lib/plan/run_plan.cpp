@@ -132,7 +132,10 @@ void PhasePlan::compute_on(Space space_of_device, std::int64_t row_alignment,
 }
 
 Transformer PhasePlan::transformer(Rank rank) const {
-  return Transformer(model, tensor_part(rank), recompute, logit_rows, attention_workspace);
+  // Kernels that keep the gradients of scores know no documents: who computes in their place has no use of the memory.
+  const bool is_unused = document_attention == DocumentAttention::within && attention_workspace.keeps_scores;
+  return Transformer(model, tensor_part(rank), recompute, logit_rows,
+                     is_unused ? AttentionWorkspace{.most = 0} : attention_workspace);
 }
 
 ActivationPlan PhasePlan::activations(Rank rank) const {
@@ -141,7 +144,7 @@ ActivationPlan PhasePlan::activations(Rank rank) const {
 
 ActivationPlan PhasePlan::activations(Rank rank, const ScheduleDepth& depth) const {
   return make_activation_plan(transformer(rank), units_by_chunk(mesh.position_of(rank).pipeline), micro_batch, compute,
-                              depth);
+                              depth, document_attention);
 }
 
 TensorPart PhasePlan::tensor_part(Rank rank) const {
@@ -211,10 +214,9 @@ std::vector<SavePiece> PhasePlan::save_plan(Rank rank) const {
   return make_save_plan(table, layout(rank), optimizer_states, masters());
 }
 
-// Of each batch ids, targets and positions.
 std::size_t PhasePlan::pinned_staging() const {
   if (is_host_accessible(space)) return 0;
-  const std::int64_t numbers = checked_mul(batches_ahead, 3 * micro_batch.rows());
+  const std::int64_t numbers = checked_mul(batches_ahead, num_batch_tensors(document_attention) * micro_batch.rows());
   return host_access_pieces * host_access_piece_bytes + static_cast<std::size_t>(numbers) * size_of(DType::i32);
 }
 
@@ -295,6 +297,7 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
   const BatchCut cut = cut_batch(config.train, data);
   phase.num_micro_batches = cut.count;
   phase.micro_batch = {cut.samples, config.model.context};
+  phase.document_attention = config.data.documents.attention;
   phase.compute = compute_type_of(config.compute_precision());
   if (config.precision.reduce == Precision::bf16) phase.reduce = DType::bf16;
   phase.packed_bytes = [type = phase.compute](const Shape& weight) { return cpu_packed_bytes(weight, type); };

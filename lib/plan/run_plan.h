@@ -68,6 +68,7 @@ struct PhasePlan {
   // data/order/history.h says which; what is missing is masked.
   std::int64_t num_micro_batches = 0;
   BatchShape micro_batch;  // at most train.micro_batch samples
+  DocumentAttention document_attention = DocumentAttention::across;
   DType compute = DType::f32;
   std::optional<DType> reduce;  // that gradients travel in between replicas; nothing: the masters' type
   // Of the memory that the ranks' devices compute in: by run.device, until a worker's backend says it.

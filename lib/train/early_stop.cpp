@@ -21,7 +21,8 @@ bool evaluate_alike(const Config& a, const Config& b) {
   if (of_a == nullptr || of_b == nullptr) return of_a == of_b;
   return of_a->path == of_b->path && of_a->type == of_b->type && of_a->field == of_b->field &&
          of_a->separator == of_b->separator && a.data.documents.loss_across == b.data.documents.loss_across &&
-         a.evaluate.batches == b.evaluate.batches && a.train.global_batch == b.train.global_batch;
+         a.data.documents.attention == b.data.documents.attention && a.evaluate.batches == b.evaluate.batches &&
+         a.train.global_batch == b.train.global_batch;
 }
 
 }  // namespace

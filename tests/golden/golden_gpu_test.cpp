@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "golden_documents.h"
 #include "golden_models.h"
 #include "support/cuda/gpu_under_test.h"
 
@@ -15,6 +16,11 @@ TEST_CASE("golden_loss_and_gradients_agree_with_pytorch_on_a_gpu") {
     CAPTURE(model);
     check_loss_and_gradients(Golden(model, make_gpu(DType::f32), {}), in_f32);
   }
+}
+
+TEST_CASE("golden_loss_and_gradients_within_documents_agree_with_pytorch_on_a_gpu") {
+  if (is_gpu_missing()) return;
+  for (const std::string& model : models_with_documents) check_documents(model, make_gpu(DType::f32), in_f32);
 }
 
 TEST_CASE("golden_twenty_adamw_steps_agree_with_pytorch_on_a_gpu") {

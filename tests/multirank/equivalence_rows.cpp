@@ -185,6 +185,16 @@ Switch mask_switch() {
                      {.name = "none", .is_possible = nullptr, .apply = set(Masks::none)}}};
 }
 
+Switch document_switch() {
+  const auto set = [](DocumentAttention attention) {
+    return [attention](const Row&, LayoutRun& run) { run.config.data.documents.attention = attention; };
+  };
+  return {.name = "attention",
+          .changes_baseline = true,
+          .values = {{.name = "across documents", .is_possible = nullptr, .apply = set(DocumentAttention::across)},
+                     {.name = "within documents", .is_possible = nullptr, .apply = set(DocumentAttention::within)}}};
+}
+
 Switch stream_switch() {
   const auto set = [](TestBackend backend) { return [backend](const Row&, LayoutRun& run) { run.backend = backend; }; };
   return {.name = "streams",
@@ -378,10 +388,10 @@ LayoutRun base_run(const Row& row) {
 }  // namespace
 
 const std::vector<Switch>& switches() {
-  static const std::vector<Switch> all = {zero_switch(),   schedule_switch(), sequence_switch(),  micro_batch_switch(),
-                                          tied_switch(),   family_switch(),   kv_switch(),        sizes_switch(),
-                                          mask_switch(),   stream_switch(),   recompute_switch(), reduce_switch(),
-                                          offload_switch()};
+  static const std::vector<Switch> all = {zero_switch(),    schedule_switch(), sequence_switch(),  micro_batch_switch(),
+                                          tied_switch(),    family_switch(),   kv_switch(),        sizes_switch(),
+                                          mask_switch(),    stream_switch(),   recompute_switch(), reduce_switch(),
+                                          offload_switch(), document_switch()};
   return all;
 }
 

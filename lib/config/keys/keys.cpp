@@ -282,9 +282,12 @@ void add_data(KeyTable<Config>& table) {
   table.push_back(top({"data.tokenizer.end_of_document", "",
                        "The token that ends a document (ids; bpe: where the tokenizer does not say).", never},
                       optional(at_least(0, kMaxVocab)), FIELD(data.tokenizer.end_of_document)));
-  table.push_back(top({"data.documents.attention", "",
-                       "Attention across the documents of a sample, or attention within documents only.", with_notice},
-                      EnumCodec<DocumentAttention>(), FIELD(data.documents.attention)));
+  table.push_back(
+      top({"data.documents.attention", "",
+           "What a token attends to: all of the sample before it (across), or of its document, whose positions then "
+           "begin at 0 (within).",
+           with_notice},
+          EnumCodec<DocumentAttention>(), FIELD(data.documents.attention)));
   table.push_back(top({"data.documents.loss_across", "",
                        "Whether a document's first token is predicted from the document before it.", with_notice},
                       BoolCodec(), FIELD(data.documents.loss_across)));

@@ -296,7 +296,7 @@ void StageExecutor::prefetch(int unit) {
 }
 
 void StageExecutor::add_host_batch() {
-  host_batches_.emplace_front(parts_.backend, parts_.memory.plan().shape.rows());
+  host_batches_.emplace_front(parts_.backend, parts_.memory.plan());
 }
 
 HostBatch& StageExecutor::free_host_batch() {
@@ -330,15 +330,17 @@ void StageExecutor::fill(const WorkKey& key, InFlight& micro) {
     num_targets = known.mapped().num_unmasked;
   }
   target_tokens_ += num_targets;
-  const BatchBuffer read{
-      .ids = embeds ? buffer.ids : View(), .targets = scores ? buffer.targets : View(), .positions = buffer.positions};
+  const BatchBuffer read{.ids = embeds ? buffer.ids : View(),
+                         .targets = scores ? buffer.targets : View(),
+                         .positions = buffer.positions,
+                         .document_start = buffer.document_start};
   host.copy_to(parts_.backend, parts_.stream, read);
   micro.batch = {.shape = parts_.memory.plan().shape,
                  .mode = mode_,
                  .ids = read.ids,
                  .targets = read.targets,
                  .positions = read.positions,
-                 .document_start = {},
+                 .document_start = read.document_start,
                  .first_sample = filled.first_sample,
                  .loss_gradient = loss_gradient_,
                  .loss_sum = loss_sum()};

@@ -24,11 +24,11 @@
 
 namespace scaletrain {
 
-// Where micro-batches come from. fill() writes the positions, and ids and targets where their spans are not empty: only
-// the model's ends need them, and nothing is to be read for a stage that needs neither. It returns the unmasked targets
-// (0 where none are wanted) and the global number of the first sample (0 where the micro-batch is empty: all its
-// targets are masked). A stage asks for a micro-batch once for each of its chunks, and at most once for its ids, and
-// for its targets.
+// Where micro-batches come from. fill() writes the positions, and ids, targets and documents where their spans are not
+// empty: only the model's ends need ids and targets, and nothing is to be read for a stage that needs none of them. It
+// returns the unmasked targets (0 where none are wanted) and the global number of the first sample (0 where the
+// micro-batch is empty: all its targets are masked). A stage asks for a micro-batch once for each of its chunks, and at
+// most once for its ids, and for its targets.
 class MicroBatchSource {
  public:
   struct Filled {

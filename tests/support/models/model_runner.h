@@ -22,17 +22,19 @@ class ModelRunner : public ModelStore {
                    {.state_names = std::move(state_names)}),
         model(spec) {}
 
-  // The sum of the token losses of a micro-batch. ids and targets: [B·T].
-  double evaluate(BatchShape shape, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets) {
-    Run run(*this, shape, ids, targets, Mode::evaluate, 0.0);
+  // The sum of the token losses of a micro-batch. ids and targets: [B·T]; so is document_start, where attention is to
+  // stay within documents.
+  double evaluate(BatchShape shape, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets,
+                  std::span<const std::int32_t> document_start = {}) {
+    Run run(*this, shape, {ids, targets, document_start}, Mode::evaluate, 0.0);
     run.forward();
     return run.loss_sum();
   }
 
   // The same, and adds the gradients of loss_gradient times that sum.
   double train(BatchShape shape, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets,
-               double loss_gradient) {
-    Run run(*this, shape, ids, targets, Mode::train, loss_gradient);
+               double loss_gradient, std::span<const std::int32_t> document_start = {}) {
+    Run run(*this, shape, {ids, targets, document_start}, Mode::train, loss_gradient);
     run.forward();
     run.backward();
     return run.loss_sum();
@@ -41,27 +43,35 @@ class ModelRunner : public ModelStore {
   Transformer model;
 
  private:
+  struct Tokens {
+    std::span<const std::int32_t> ids, targets, document_start;
+  };
+
   // One micro-batch.
   class Run {
    public:
-    Run(ModelRunner& owner, BatchShape shape, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets,
-        Mode mode, double loss_gradient)
+    Run(ModelRunner& owner, BatchShape shape, const Tokens& tokens, Mode mode, double loss_gradient)
         : owner_(owner),
-          batch_(*owner.backend, static_cast<std::size_t>(3 * shape.rows()) * sizeof(std::int32_t)),
+          batch_(*owner.backend, static_cast<std::size_t>(4 * shape.rows()) * sizeof(std::int32_t)),
           loss_sum_(*owner.backend, sizeof(double)) {
-      const View host = batch_.host(0, DType::i32, {3, shape.rows()});
-      std::copy(ids.begin(), ids.end(), host.rows(0, 1).as<std::int32_t>());
-      std::copy(targets.begin(), targets.end(), host.rows(1, 1).as<std::int32_t>());
-      for (std::int64_t row = 0; row < shape.rows(); ++row)
-        host.rows(2, 1).as<std::int32_t>()[row] = static_cast<std::int32_t>(row % shape.tokens);
+      const View host = batch_.host(0, DType::i32, {4, shape.rows()});
+      std::copy(tokens.ids.begin(), tokens.ids.end(), host.rows(0, 1).as<std::int32_t>());
+      std::copy(tokens.targets.begin(), tokens.targets.end(), host.rows(1, 1).as<std::int32_t>());
+      for (std::int64_t row = 0; row < shape.rows(); ++row) {
+        const std::int32_t start =
+            tokens.document_start.empty() ? 0 : tokens.document_start[static_cast<std::size_t>(row)];
+        host.rows(2, 1).as<std::int32_t>()[row] = static_cast<std::int32_t>(row % shape.tokens) - start;
+        host.rows(3, 1).as<std::int32_t>()[row] = start;
+      }
       batch_.to_device(*owner.stream);
-      const View device = batch_.device(0, DType::i32, {3, shape.rows()});
+      const View device = batch_.device(0, DType::i32, {4, shape.rows()});
       const auto row = [&](std::int64_t index) { return device.rows(index, 1).reshape({shape.rows()}); };
       context_.shape = shape;
       context_.mode = mode;
       context_.ids = row(0);
       context_.targets = row(1);
       context_.positions = row(2);
+      if (!tokens.document_start.empty()) context_.document_start = row(3);
       context_.loss_gradient = loss_gradient;
       context_.loss_sum = loss_sum_.device(0, DType::f64, {1});
       allocate();
@@ -134,7 +144,7 @@ class ModelRunner : public ModelStore {
 
     ModelRunner& owner_;
     BatchContext context_;
-    MirroredBuffer batch_;  // ids, targets, positions
+    MirroredBuffer batch_;  // ids, targets, positions, starts of documents
     MirroredBuffer loss_sum_;
     std::vector<Buffer> saved_memory_, work_memory_, bundle_memory_;
     Buffer scratch_;

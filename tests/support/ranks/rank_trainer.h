@@ -51,6 +51,17 @@ inline void synthetic_sample(std::int64_t sample, std::int64_t vocab, std::span<
   }
 }
 
+// Where its documents begin, as TrainingData::read_sample() says it: of every four samples one is a single
+// document. Read where attention stays within documents.
+inline std::vector<std::int32_t> synthetic_starts(std::int64_t sample, std::int64_t length) {
+  std::vector<std::int32_t> starts = {0};
+  if (sample % 4 == 3) return starts;
+  for (std::int64_t i = 1; i < length; ++i)
+    if (philox_below(philox_key(17, "document"), static_cast<std::uint64_t>(sample * length + i), 4) == 0)
+      starts.push_back(static_cast<std::int32_t>(i));
+  return starts;
+}
+
 enum class Masks { uneven, none };  // none: every target counts
 
 // A replica's micro-batches of a list of samples, dealt out as training does. Samples below zero are empty (masked).
@@ -76,7 +87,7 @@ class SyntheticSource final : public MicroBatchSource {
       synthetic_sample(std::max<std::int64_t>(sample, 0), vocab, inputs, targets);
       if (!masked) std::rotate_copy(inputs.begin(), inputs.begin() + 1, inputs.end(), targets.begin());
       if (sample < 0) std::fill(targets.begin(), targets.end(), -1);
-      starts = {0};
+      starts = synthetic_starts(std::max<std::int64_t>(sample, 0), static_cast<std::int64_t>(inputs.size()));
     };
     return {fill_batch(samples, plan_.micro_batch.tokens, read, tensors), samples.empty() ? 0 : samples.front()};
   }

@@ -183,17 +183,11 @@ TEST_CASE("every default is a supported value") {
 }
 
 TEST_CASE("values whose feature does not exist are refused by name") {
-  const char* asked[] = {"model.dropout=0.1",
-                         "data.tokenizer.type=sentencepiece",
-                         "data.train.0.type=parquet",
-                         "data.validation=[{name: a, path: b, type: Parquet}]",
-                         "data.documents.attention=within",
-                         "train.optimizer.type=muon",
-                         "train.optimizer.type=Lion",
-                         "train.lr_schedule.type=wsd",
-                         "train.label_smoothing=0.1",
-                         "precision.compute=fp8",
-                         "precision.reduce=fp16",
+  const char* asked[] = {"model.dropout=0.1",          "data.tokenizer.type=sentencepiece",
+                         "data.train.0.type=parquet",  "data.validation=[{name: a, path: b, type: Parquet}]",
+                         "train.optimizer.type=muon",  "train.optimizer.type=Lion",
+                         "train.lr_schedule.type=wsd", "train.label_smoothing=0.1",
+                         "precision.compute=fp8",      "precision.reduce=fp16",
                          "log.tensorboard=true"};
   std::set<std::string> refused;
   for (const std::string text : asked) {

@@ -196,7 +196,7 @@ TEST_CASE("each key is wired to its own member") {
   CHECK((c.supervise.heartbeat == 28 && c.supervise.elastic_min_data == 1 && c.launch.interface == "ib0"));
   CHECK((c.launch.port == 30 && c.launch.ranks_per_node == 34 && c.log.every == 32 && c.log.tensorboard));
   CHECK((c.launch.transport == RankTransport::tcp && c.log.peak_tflops == 33.5));
-  CHECK(loaded.unsupported.size() == 4);
+  CHECK(loaded.unsupported.size() == 3);
   CHECK(load_text(kLeast, {"model.init.type=he"}).config.model.init.type == InitKind::he);
   CHECK(load_text(kLeast, {"model.init.from=/f"}).config.model.init.from == "/f");
   CHECK(load_text(kLeast, {"train.optimizer.type=sgd"}).config.train.optimizer.type == OptimizerKind::sgd);

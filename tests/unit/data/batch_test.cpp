@@ -52,3 +52,19 @@ TEST_CASE("what_is_wanted_of_a_batch_is_the_same_whether_the_rest_is_wanted_or_n
     }
   }
 }
+
+TEST_CASE("positions_begin_again_with_each_document_where_documents_are_told_apart") {
+  constexpr std::int64_t length = 6;
+  const std::vector<std::vector<std::int32_t>> starts_of = {{0}, {0, 2, 3}, {0, 5}};
+  const SampleReader read = [&](std::int64_t sample, std::span<std::int32_t>, std::span<std::int32_t>,
+                                std::vector<std::int32_t>& starts) {
+    starts = starts_of[static_cast<std::size_t>(sample)];
+  };
+  // One more row than there are samples.
+  Tensor positions(4 * length, 77);
+  Tensor document_start(4 * length, 77);
+  fill_batch(std::vector<std::int64_t>{0, 1, 2}, length, read,
+             {.ids = {}, .targets = {}, .positions = positions, .document_start = document_start});
+  CHECK(positions == Tensor{0, 1, 2, 3, 4, 5, 0, 1, 0, 0, 1, 2, 0, 1, 2, 3, 4, 0, 0, 1, 2, 3, 4, 5});
+  CHECK(document_start == Tensor{0, 0, 0, 0, 0, 0, 0, 0, 2, 3, 3, 3, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0});
+}

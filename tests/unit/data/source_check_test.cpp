@@ -133,6 +133,8 @@ TEST_CASE("token files are told by their headers, text where ids are expected by
   CHECK(problem_of(apart).empty());
   apart.documents.loss_across = false;
   CHECK(problem_of(apart).starts_with("data.documents.loss_across (config): false needs to know"));
+  apart.documents = {.attention = DocumentAttention::within};
+  CHECK(problem_of(apart).starts_with("data.documents.attention (config): within needs to know"));
 }
 
 TEST_CASE("looking at many files leaves off when it is interrupted or its time is over, and judges nothing unseen") {

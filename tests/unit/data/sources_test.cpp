@@ -186,7 +186,7 @@ TEST_CASE("blocks go over the ends of files, and the tokens of samples are count
   CHECK(targets >= std::int64_t{3} * tokens - 5);
 }
 
-TEST_CASE("loss_across: false is refused for a file that does not say where its documents end") {
+TEST_CASE("what needs the ends of documents is refused for a file that does not say where they are") {
   const TempFolder folder;
   const auto path = folder.write("l.bin", llmc_file({1, 2, 9, 3, 9, 4, 5, 6, 9, 7}, false));
   auto config = config_for(folder);
@@ -215,6 +215,11 @@ TEST_CASE("loss_across: false is refused for a file that does not say where its 
   set.path = path.string();
   config.documents.loss_across = true;
   CHECK_NOTHROW(open_both(std::nullopt));
+  config.documents.attention = DocumentAttention::within;
+  CHECK_THROWS_WITH_AS(open_both(std::nullopt),
+                       doctest::Contains("data.documents.attention: within needs to know where documents end, and "),
+                       UserError);
+  CHECK_NOTHROW(open_both(9));
 }
 
 TEST_CASE("the hash of a source of several files says that they are laid end to end, that of one file is as it was") {

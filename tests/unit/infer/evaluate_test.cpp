@@ -83,6 +83,49 @@ TEST_CASE("the loss is the mean over tokens of what the decoder predicts for eac
   CHECK(std::abs(mean_of_means - result.loss) > 1e-4);
 }
 
+// A window holds them all; another set holds each alone, behind nothing.
+TEST_CASE("within documents each has the loss that it has by itself, and across them it has not") {
+  const std::vector<std::string> texts = {"ab\n", "hello wor\n", "c\n", "what is this\n"};
+  const auto losses_of = [&](DocumentAttention attention) {
+    Config config = byte_config();
+    config.model.context = 40;
+    config.data.documents.attention = attention;
+    const TinyModel tiny(config);
+    const Device device(make_cpu_backend({.threads = 2, .instruction_set = "auto"}));
+    const TempFolder folder;
+    LoadedModel model({ModelSource::checkpoint, tiny.save(folder / "checkpoints")}, *device.backend, *device.stream);
+    DataConfig data = config.data;
+    data.cache = (folder / "cache").string();
+    data.documents.loss_across = false;
+    const auto result_of = [&](const std::string& name, const std::string& text) {
+      ValidationConfig set;
+      set.name = "v";
+      set.path = folder.write(name, text).string();
+      set.separator = "--";
+      const auto opened = open_validation_set(set, data, model.tokenizer(),
+                                              {.vocab = 257, .context = 40, .seed = 1, .report = {}}, "--data");
+      return evaluate_model(model, *opened, opened->num_samples(), 2, {});
+    };
+    std::string all;
+    double sum = 0;
+    std::int64_t tokens = 0;
+    for (const std::string& text : texts) {
+      const EvaluationResult alone = result_of("alone" + std::to_string(all.size()) + ".txt", text);
+      sum += alone.loss * static_cast<double>(alone.tokens);
+      tokens += alone.tokens;
+      all += (all.empty() ? "" : "--\n") + text;
+    }
+    const EvaluationResult together = result_of("all.txt", all);
+    CHECK(together.tokens == tokens);
+    return std::pair(together.loss, sum / static_cast<double>(tokens));
+  };
+  const auto [within, alone] = losses_of(DocumentAttention::within);
+  CHECK(within == doctest::Approx(alone).epsilon(1e-6));
+  const auto [across, also_alone] = losses_of(DocumentAttention::across);
+  CHECK(also_alone == alone);
+  CHECK(std::abs(across - alone) > 1e-4);
+}
+
 TEST_CASE("any micro-batch gives the same loss") {
   EvaluateFixture fixture(make_cpu_backend({.threads = 1, .instruction_set = "auto"}), some_text(12 * 7 + 3));
   const EvaluationResult whole = fixture.evaluate(fixture.set->num_samples());

@@ -139,6 +139,29 @@ TEST_CASE("every region is as large as its unit asks for") {
   CHECK(plan.batches[0].bytes == 3 * align_up(3 * 7 * 4));
 }
 
+TEST_CASE(
+    "starts of documents take a number for each token of a batch, on every stage, and no memory is lent for scores") {
+  Config config = planned_config();
+  config.precision.compute = Precision::bf16;
+  const auto phase_of = [&](DocumentAttention attention) {
+    config.data.documents.attention = attention;
+    PhasePlan phase = make_run_plan(config, 61, std::nullopt).phases.front();
+    phase.attention_workspace = {.keeps_scores = true};
+    return phase;
+  };
+  const PhasePlan across = phase_of(DocumentAttention::across);
+  const PhasePlan within = phase_of(DocumentAttention::within);
+  for (std::int64_t rank = 0; rank < across.mesh.world(); ++rank) {
+    const ActivationPlan plan = within.activations(Rank(rank));
+    CHECK(plan.batches[0].bytes == 4 * align_up(3 * 7 * 4));
+    CHECK(3 * plan.batch_bytes == 4 * across.activations(Rank(rank)).batch_bytes);
+    CHECK(plan.scratch.bytes < across.activations(Rank(rank)).scratch.bytes);
+  }
+  CHECK(make_forward_plan(Transformer(within.model), within.micro_batch, DType::f32, within.document_attention)
+            .batches[0]
+            .bytes == 4 * align_up(3 * 7 * 4));
+}
+
 TEST_CASE("a plan for evaluation keeps one saved region and lets neighbours never share an output") {
   const RunPlan run = make_run_plan(planned_config(), 61, std::nullopt);
   const PhasePlan& phase = run.phases.front();

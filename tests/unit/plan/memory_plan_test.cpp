@@ -45,6 +45,7 @@ TEST_CASE("the memory plan is exactly what store and stage memory allocate") {
                                                {OptimizerKind::sgd, Precision::fp32},
                                                {OptimizerKind::adamw, Precision::bf16}}) {
       Config config = planned_config();
+      config.data.documents.attention = tied ? DocumentAttention::within : DocumentAttention::across;
       config.precision.compute = precision;
       config.model.tie_embeddings = tied;
       config.train.optimizer.type = optimizer;

@@ -139,6 +139,7 @@ TEST_CASE("a stopped run goes on when what is evaluated changed") {
   CHECK(goes_on([](Config& config) { config.data.validation[0].path = "c.txt"; }));
   CHECK(goes_on([](Config& config) { config.data.validation[0].separator = "--"; }));
   CHECK(goes_on([](Config& config) { config.data.documents.loss_across = false; }));
+  CHECK(goes_on([](Config& config) { config.data.documents.attention = DocumentAttention::within; }));
   CHECK_FALSE(goes_on([](Config& config) { config.data.validation[1].path = "c.txt"; }));
   CHECK_FALSE(goes_on([](Config& config) { config.evaluate.every += 1; }));
 }
