@@ -163,6 +163,11 @@ struct TrainConfig {
   std::int64_t num_steps(std::int64_t context) const;
 };
 
+struct FinetuneConfig {
+  // Of parameters that are not trained, patterns over their names (nn/frozen.h).
+  std::vector<std::string> freeze;
+};
+
 struct ParallelConfig {
   std::optional<std::int64_t> data = 1;  // nothing: auto, what the world leaves
   std::int64_t tensor = 1;
@@ -234,6 +239,7 @@ struct Config {
   ModelConfig model;
   DataConfig data;
   TrainConfig train;
+  FinetuneConfig finetune;
   ParallelConfig parallel;
   PrecisionConfig precision;
   EvaluateConfig evaluate;

@@ -77,13 +77,24 @@ class Embedding : public Unit {
   void add_gradients(const UnitRun& run, View d_output) const {
     const UnitOps ops(run, spec_, part_);
     SCALETRAIN_CHECK(run.gradients != nullptr);
-    ops.run(EmbeddingBackward{.d_output = ops.sums().unsharded(d_output, unsharded(run)),
-                              .ids = run.batch.ids,
-                              .positions = run.batch.positions,
-                              .d_table = run.gradients->find("token.weight"),
-                              .d_position_table = run.gradients->find("position.weight"),
-                              .first_id = first_id_,
-                              .vocabulary = spec_.vocab});
+    const View of_rows = ops.sums().unsharded(d_output, unsharded(run));
+    const View d_table = run.gradients->find("token.weight");
+    const View d_position_table = run.gradients->find("position.weight");
+    if (d_table) {
+      ops.run(EmbeddingBackward{.d_output = of_rows,
+                                .ids = run.batch.ids,
+                                .positions = run.batch.positions,
+                                .d_table = d_table,
+                                .d_position_table = d_position_table,
+                                .first_id = first_id_,
+                                .vocabulary = spec_.vocab});
+    } else if (d_position_table) {  // the tokens' is frozen
+      ops.run(EmbeddingBackward{.d_output = of_rows,
+                                .ids = run.batch.positions,
+                                .positions = {},
+                                .d_table = d_position_table,
+                                .d_position_table = {}});
+    }
   }
 
   ModelSpec spec_;

@@ -204,13 +204,12 @@ void Head::backward(const UnitRun& run, Saved saved, const Bundle& /*d_output*/,
   if (recomputes_) ops.norm_forward("norm", held.second.hidden, norm);
   SCALETRAIN_CHECK(static_cast<bool>(run.batch.loss_sum));
   const View rows = ops.sums().unsharded(norm.output, scratch.unsharded);
-  for_each_chunk(
-      run, ops, scratch, rows, gradient_scale(run.batch), run.batch.loss_sum,
-      [&](const View& normed, const View& d_logits, std::int64_t /*first*/) {
-        ops.run(LinearBackwardWeight{.input = normed, .d_output = d_logits, .d_weight = d_weight(run), .d_bias = {}});
-        // The rows' norm is not needed again: its gradient takes its place.
-        ops.run(LinearBackwardInput{.weight = weight(run), .d_output = d_logits, .d_input = normed});
-      });
+  for_each_chunk(run, ops, scratch, rows, gradient_scale(run.batch), run.batch.loss_sum,
+                 [&](const View& normed, const View& d_logits, std::int64_t /*first*/) {
+                   ops.linear_backward_weight(normed, d_logits, d_weight(run), {});
+                   // The rows' norm is not needed again: its gradient takes its place.
+                   ops.run(LinearBackwardInput{.weight = weight(run), .d_output = d_logits, .d_input = normed});
+                 });
   const View d_norm = norm.output;
   ops.sums().sum(rows, d_norm);
   ops.norm_backward_weight("norm", d_norm, held.second.hidden, norm);
@@ -247,11 +246,10 @@ void Head::backward_weight(const UnitRun& run, WeightWork work) const {
   const Memory memory = carve_split(run, saved, held.first);
   const NormTensors& norm = memory.norm;
   const Scratch& scratch = memory.scratch;
-  for_each_chunk(
-      run, ops, scratch, ops.sums().unsharded(norm.output, scratch.unsharded), gradient_scale(run.batch),
-      scratch.loss_sum, [&](const View& normed, const View& d_logits, std::int64_t /*first*/) {
-        ops.run(LinearBackwardWeight{.input = normed, .d_output = d_logits, .d_weight = d_weight(run), .d_bias = {}});
-      });
+  for_each_chunk(run, ops, scratch, ops.sums().unsharded(norm.output, scratch.unsharded), gradient_scale(run.batch),
+                 scratch.loss_sum, [&](const View& normed, const View& d_logits, std::int64_t /*first*/) {
+                   ops.linear_backward_weight(normed, d_logits, d_weight(run), {});
+                 });
   ops.norm_backward_weight("norm", memory.d_norm, held.second.hidden, norm);
 }
 

@@ -62,7 +62,7 @@ Pieces pieces_of(const ParamStore& store) {
   Pieces all;
   for (const ParamRange& range : store.held(StateKind::master)) {
     const Parameter& parameter = store.table().parameters()[std::size_t(range.parameter)];
-    if (parameter.role != ParamRole::trained) continue;
+    if (parameter.dtype != DType::f32) continue;  // of a type of its own: a frozen one that is loaded
     const View values = store.values(StateKind::master, range);
     std::int64_t begin = 0;  // of the piece under way, in the range
     std::int64_t end = 0;

@@ -294,15 +294,23 @@ std::vector<std::int64_t> sequence_shards(std::int64_t rows, std::int64_t degree
 }
 
 double model_flops_per_token(const ModelSpec& spec) {
-  const ParamTable table = make_param_table(spec, InitConfig{});
+  return model_flops_per_token(spec, make_param_table(spec, InitConfig{}));
+}
+
+double model_flops_per_token(const ModelSpec& spec, const ParamTable& table) {
   std::int64_t parameters = table.num_parameters();
+  std::int64_t frozen = table.num_parameters(ParamRole::frozen);
   const auto leave_out = [&](std::string_view name) {
-    if (const Parameter* looked_up = table.find(name)) parameters -= looked_up->shape.num_elements();
+    const Parameter* const looked_up = table.find(name);
+    if (looked_up == nullptr) return;
+    parameters -= looked_up->shape.num_elements();
+    if (looked_up->role == ParamRole::frozen) frozen -= looked_up->shape.num_elements();
   };
   leave_out("embedding.position.weight");
   if (!spec.tie_embeddings) leave_out("embedding.token.weight");
   const auto attention = 6.0 * static_cast<double>(spec.layers) * static_cast<double>(spec.hidden);
-  return 6.0 * static_cast<double>(parameters) + attention * static_cast<double>(spec.context);
+  return 6.0 * static_cast<double>(parameters) - 2.0 * static_cast<double>(frozen) +
+         attention * static_cast<double>(spec.context);
 }
 
 }  // namespace scaletrain

@@ -69,5 +69,8 @@ ParamTable make_param_table(const ModelSpec& spec, const InitConfig& init);
 // 6N + 6·L·C·T per token, forward and backward. N is without what is only looked up: the position table, and the token
 // table where the head has a weight of its own. A table that the head shares counts once, for the head's product.
 double model_flops_per_token(const ModelSpec& spec);
+// The same of a model whose table says what is frozen: 2 less for each frozen parameter that N counts, whose gradient
+// nobody computes.
+double model_flops_per_token(const ModelSpec& spec, const ParamTable& table);
 
 }  // namespace scaletrain

@@ -80,13 +80,26 @@ void UnitOps::norm_backward_input(std::string_view layer, ConstView d_output, Co
 
 void UnitOps::norm_backward_weight(std::string_view layer, ConstView d_output, ConstView input,
                                    const NormTensors& norm) const {
+  const View d_weight = gradients().find(weight_of(layer));
+  const View d_bias = gradients().find(bias_of(layer));
+  if (!d_weight) return linear_backward_weight({}, d_output, {}, d_bias);
   run(NormBackwardWeight{.type = norm_type(spec_),
                          .d_output = d_output,
                          .input = input,
                          .mean = norm.mean,
                          .rstd = norm.rstd,
-                         .d_weight = gradients().find(weight_of(layer)),
-                         .d_bias = gradients().find(bias_of(layer))});
+                         .d_weight = d_weight,
+                         .d_bias = d_bias});
+}
+
+void UnitOps::linear_backward_weight(ConstView input, ConstView d_output, View d_weight, View d_bias) const {
+  if (!d_weight && !d_bias) return;
+  if (!d_weight) {
+    // The bias alone: as that of a map without inputs.
+    input = ConstView(nullptr, d_output.dtype(), {d_output.shape()[0], 0});
+    d_weight = View(nullptr, d_bias.dtype(), {d_bias.shape()[0], 0});
+  }
+  run(LinearBackwardWeight{.input = input, .d_output = d_output, .d_weight = d_weight, .d_bias = d_bias});
 }
 
 void UnitOps::linear_backward_input(std::string_view layer, ConstView d_output, View d_input) const {
@@ -114,10 +127,8 @@ void UnitOps::column_backward_input(std::string_view layer, ConstView d_output, 
 }
 
 void UnitOps::column_backward_weight(std::string_view layer, View input, ConstView d_output, View unsharded) const {
-  run(LinearBackwardWeight{.input = sums_.unsharded(input, unsharded),
-                           .d_output = d_output,
-                           .d_weight = gradients().find(weight_of(layer)),
-                           .d_bias = gradients().find(bias_of(layer))});
+  linear_backward_weight(sums_.unsharded(input, unsharded), d_output, gradients().find(weight_of(layer)),
+                         gradients().find(bias_of(layer)));
 }
 
 void UnitOps::row_forward(std::string_view layer, ConstView input, View output, ConstView addend,
@@ -137,14 +148,8 @@ void UnitOps::row_backward_weight(std::string_view layer, ConstView input, Const
                                   ConstView d_own) const {
   const View d_weight = gradients().find(weight_of(layer));
   const View d_bias = gradients().find(bias_of(layer));
-  run(LinearBackwardWeight{
-      .input = input, .d_output = d_unsharded, .d_weight = d_weight, .d_bias = sums_.sequence() ? View() : d_bias});
-  if (!sums_.sequence() || !d_bias) return;
-  // The bias sees own rows only: their column sums, as a map without inputs.
-  run(LinearBackwardWeight{.input = ConstView(nullptr, d_own.dtype(), {d_own.shape()[0], 0}),
-                           .d_output = d_own,
-                           .d_weight = View(nullptr, d_bias.dtype(), {d_bias.shape()[0], 0}),
-                           .d_bias = d_bias});
+  linear_backward_weight(input, d_unsharded, d_weight, sums_.sequence() ? View() : d_bias);
+  if (sums_.sequence()) linear_backward_weight({}, d_own, {}, d_bias);  // which sees own rows only
 }
 
 }  // namespace scaletrain

@@ -46,6 +46,8 @@ class UnitOps {
   void norm_forward(std::string_view layer, ConstView input, const NormTensors& norm) const;
   void norm_backward_input(std::string_view layer, ConstView d_output, ConstView input, const NormTensors& norm,
                            ConstView addend, View d_input) const;
+  // This and what else adds gradients leaves out those of frozen parameters. What it asks of the tensor group is the
+  // same whatever is frozen.
   void norm_backward_weight(std::string_view layer, ConstView d_output, ConstView input, const NormTensors& norm) const;
 
   void linear_backward_input(std::string_view layer, ConstView d_output, View d_input) const;
@@ -62,6 +64,9 @@ class UnitOps {
   void row_forward(std::string_view layer, ConstView input, View output, ConstView addend, View unsharded) const;
   // d_unsharded: sums().unsharded() of d_own, which gives the bias its gradient.
   void row_backward_weight(std::string_view layer, ConstView input, ConstView d_unsharded, ConstView d_own) const;
+
+  // d_weight += d_output^T input, d_bias += the column sums of d_output; either may be empty.
+  void linear_backward_weight(ConstView input, ConstView d_output, View d_weight, View d_bias) const;
 
  private:
   const UnitGradients& gradients() const;

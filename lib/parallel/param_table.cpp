@@ -82,6 +82,18 @@ void ParamTable::add(Parameter parameter) {
   ++units_.back().num_parameters;
 }
 
+void ParamTable::freeze(const std::function<bool(const Parameter&)>& is_chosen) {
+  const Parameter* before = nullptr;
+  for (Parameter& parameter : parameters_) {
+    if (is_chosen(parameter)) parameter.role = ParamRole::frozen;
+    if (parameter.tied_to) SCALETRAIN_CHECK(find(*parameter.tied_to)->role == parameter.role);
+    const bool is_continued = before != nullptr && !parameter.fused.empty() && before->unit == parameter.unit &&
+                              before->fused == parameter.fused;
+    SCALETRAIN_CHECK(!is_continued || before->role == parameter.role);
+    before = &parameter;
+  }
+}
+
 std::span<const Parameter> ParamTable::parameters_of(int unit) const {
   SCALETRAIN_CHECK(unit >= 0 && static_cast<std::size_t>(unit) < units_.size());
   const ParamUnit& place = units_[static_cast<std::size_t>(unit)];
@@ -100,9 +112,13 @@ const Parameter* ParamTable::find(std::string_view name) const {
 }
 
 std::int64_t ParamTable::num_parameters() const {
+  return checked_add(num_parameters(ParamRole::trained), num_parameters(ParamRole::frozen));
+}
+
+std::int64_t ParamTable::num_parameters(ParamRole role) const {
   std::int64_t count = 0;
   for (const Parameter& parameter : parameters_) {
-    if (!parameter.tied_to) count = checked_add(count, parameter.shape.num_elements());
+    if (!parameter.tied_to && parameter.role == role) count = checked_add(count, parameter.shape.num_elements());
   }
   return count;
 }

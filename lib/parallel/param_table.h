@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -92,14 +93,19 @@ class ParamTable {
   // there already.
   void add(Parameter parameter);
 
+  // Makes the chosen parameters frozen ones. Of those that share a tensor, or are one fused matrix, all are chosen or
+  // none.
+  void freeze(const std::function<bool(const Parameter&)>& is_chosen);
+
   std::span<const Parameter> parameters() const { return parameters_; }
   std::span<const ParamUnit> units() const { return units_; }
   std::span<const Parameter> parameters_of(int unit) const;
   const Parameter* find(std::string_view name) const;  // null if there is none
   int index_of(std::string_view name) const;           // -1 if there is none
 
-  // Elements of every stored tensor, tied copies once.
+  // Elements of every stored tensor, tied copies once; of those of one role.
   std::int64_t num_parameters() const;
+  std::int64_t num_parameters(ParamRole role) const;
   // The part of a parameter that a tensor rank holds.
   static Box box_of(const Parameter& parameter, std::int64_t tensor_degree, std::int64_t tensor_rank);
   // How many tensor ranks hold the same part, and whether this rank is the first of them: the one that counts it where

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "golden_documents.h"
+#include "golden_frozen.h"
 #include "golden_models.h"
 #include "support/cuda/gpu_under_test.h"
 
@@ -28,6 +29,14 @@ TEST_CASE("golden_twenty_adamw_steps_agree_with_pytorch_on_a_gpu") {
   for (const std::string& model : golden_models) {
     CAPTURE(model);
     check_training(model, make_gpu(DType::f32), in_f32);
+  }
+}
+
+TEST_CASE("golden_twenty_adamw_steps_with_frozen_parameters_agree_with_pytorch_on_a_gpu") {
+  if (is_gpu_missing()) return;
+  for (const std::string& model : models_with_frozen) {
+    CAPTURE(model);
+    check_training(model, make_gpu(DType::f32), in_f32, with_frozen);
   }
 }
 

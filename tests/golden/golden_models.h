@@ -74,14 +74,21 @@ class Expected {
   SafetensorsHeader header_;
 };
 
+// What of a model is frozen, and the file with what PyTorch computes then.
+struct GoldenCase {
+  std::string file = "expected.safetensors";
+  std::vector<std::string> freeze{};
+};
+
 // One golden model on one backend.
 struct Golden {
-  Golden(const std::string& name, std::unique_ptr<Backend> backend, std::vector<std::string> states)
+  Golden(const std::string& name, std::unique_ptr<Backend> backend, std::vector<std::string> states,
+         const GoldenCase& of = {})
       : folder(golden_folder(name)),
-        expected(folder / "expected.safetensors"),
+        expected(folder / of.file),
         source(folder),
         runner(make_model_spec(source.model_config(), *source.model_config().vocab), std::move(backend),
-               std::move(states)),
+               std::move(states), of.freeze),
         ids(expected.values<std::int32_t>("ids")),
         targets(expected.values<std::int32_t>("targets")) {
     source.load(runner.store, *runner.stream);
@@ -183,9 +190,10 @@ struct Course {
   std::vector<double> grad_norms;
 };
 
-inline Course train_twenty_steps(const std::string& name, std::unique_ptr<Backend> backend, double loss_scale = 1.0) {
+inline Course train_twenty_steps(const std::string& name, std::unique_ptr<Backend> backend, double loss_scale = 1.0,
+                                 const GoldenCase& of = {}) {
   Course course;
-  Golden golden(name, std::move(backend), {"exp_avg", "exp_avg_sq"});
+  Golden golden(name, std::move(backend), {"exp_avg", "exp_avg_sq"}, of);
   ModelRunner& runner = golden.runner;
   const auto number = [&](const char* key) { return golden.expected.number(key); };
   OptimizerConfig config;
@@ -238,8 +246,9 @@ inline Course train_twenty_steps(const std::string& name, std::unique_ptr<Backen
   return course;
 }
 
-inline void check_training(const std::string& name, std::unique_ptr<Backend> backend, const Tolerances& tolerances) {
-  const Course course = train_twenty_steps(name, std::move(backend));
+inline void check_training(const std::string& name, std::unique_ptr<Backend> backend, const Tolerances& tolerances,
+                           const GoldenCase& of = {}) {
+  const Course course = train_twenty_steps(name, std::move(backend), 1.0, of);
   for (std::size_t step = 0; step < num_steps; ++step) {
     CAPTURE(step);
     CHECK(course.losses[step] <= tolerances.training);

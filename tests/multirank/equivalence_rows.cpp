@@ -195,6 +195,22 @@ Switch document_switch() {
                      {.name = "within documents", .is_possible = nullptr, .apply = set(DocumentAttention::within)}}};
 }
 
+Switch frozen_switch() {
+  return {.name = "frozen",
+          .changes_baseline = true,
+          .values = {
+              {.name = "nothing", .is_possible = nullptr, .apply = [](const Row&, LayoutRun&) {}},
+              // A whole block, and of the others a weight whose bias is trained and a norm; the tied tensor's copies.
+              {.name = "embedding and parts",
+               .is_possible = nullptr,
+               .apply =
+                   [](const Row&, LayoutRun& run) {
+                     run.config.finetune.freeze = {"embedding.token.*", "blocks.0.*", "*.ffn.down.weight",
+                                                   "*.attention_norm.weight"};
+                   }},
+          }};
+}
+
 Switch stream_switch() {
   const auto set = [](TestBackend backend) { return [backend](const Row&, LayoutRun& run) { run.backend = backend; }; };
   return {.name = "streams",
@@ -391,7 +407,7 @@ const std::vector<Switch>& switches() {
   static const std::vector<Switch> all = {zero_switch(),    schedule_switch(), sequence_switch(),  micro_batch_switch(),
                                           tied_switch(),    family_switch(),   kv_switch(),        sizes_switch(),
                                           mask_switch(),    stream_switch(),   recompute_switch(), reduce_switch(),
-                                          offload_switch(), document_switch()};
+                                          offload_switch(), document_switch(), frozen_switch()};
   return all;
 }
 

@@ -266,4 +266,21 @@ std::string IntegerListCodec::text(const std::vector<std::int64_t>& value) const
   return out + "]";
 }
 
+std::string TextListCodec::parse(const YamlNode& node, std::vector<std::string>& value) const {
+  if (node.kind != YamlNode::Kind::list) return expected("a list of texts", node);
+  std::vector<std::string> out;
+  for (std::size_t i = 0; i < node.items.size(); ++i) {
+    const std::string problem = TextCodec{TextRule::line}.parse(node.items[i], out.emplace_back());
+    if (!problem.empty()) return fmt::format("item {}: {}", i, problem);
+  }
+  value = std::move(out);
+  return {};
+}
+
+std::string TextListCodec::text(const std::vector<std::string>& value) const {
+  std::string out = "[";
+  for (const std::string& item : value) out += (out.size() > 1 ? ", " : "") + TextCodec{TextRule::line}.text(item);
+  return out + "]";
+}
+
 }  // namespace scaletrain

@@ -146,6 +146,12 @@ struct IntegerListCodec {
   std::string type() const { return "list of integers"; }
 };
 
+struct TextListCodec {
+  std::string parse(const YamlNode& node, std::vector<std::string>& value) const;
+  std::string text(const std::vector<std::string>& value) const;
+  std::string type() const { return "list of texts"; }
+};
+
 // "; write null" where a scalar that was refused is a word by which people mean nothing (none, off ...), or leave the
 // value to a program that finds one (auto, dynamic ...) where this key has a word for that; "; did you mean auto?"
 // where it is nearly that word; else empty.

@@ -353,6 +353,14 @@ void add_train(KeyTable<Config>& table) {
                               spike_table(), FIELD(train.spike)));
 }
 
+void add_finetune(KeyTable<Config>& table) {
+  table.push_back(top({"finetune.freeze", "",
+                       "Parameters that are not trained, as patterns over their names (* and ?), such as blocks.0.*; "
+                       "checkpoint inspect --all lists the names.",
+                       never},
+                      TextListCodec(), FIELD(finetune.freeze)));
+}
+
 void add_parallel(KeyTable<Config>& table) {
   table.push_back(top({"parallel.data", "ranks",
                        "Data-parallel degree; auto: what the launcher's world or else the node's GPUs leave."},
@@ -538,6 +546,7 @@ const KeyTable<Config>& config_table() {
     add_model(out);
     add_data(out);
     add_train(out);
+    add_finetune(out);
     add_parallel(out);
     add_rest(out);
     return out;

@@ -336,7 +336,11 @@ std::string head_text(const PlanFacts& facts) {
                             grouped_digits(static_cast<std::uint64_t>(phase.table.num_parameters())),
                             counted(model.layers, "layer"), model.hidden, counted(model.heads, "head"), model.kv_heads,
                             model.ffn_hidden, model.vocab, model.context));
-  line("compute", fmt::format("{:.4g} FLOP per token, {}", model_flops_per_token(model),
+  if (const std::int64_t frozen = phase.table.num_parameters(ParamRole::frozen); frozen > 0)
+    line("trained", fmt::format("{} parameters; {} are frozen",
+                                grouped_digits(static_cast<std::uint64_t>(phase.table.num_parameters() - frozen)),
+                                grouped_digits(static_cast<std::uint64_t>(frozen))));
+  line("compute", fmt::format("{:.4g} FLOP per token, {}", model_flops_per_token(model, phase.table),
                               to_text(facts.config.compute_precision())));
   line("steps",
        fmt::format("{} of {} ({} each)", grouped_digits(static_cast<std::uint64_t>(phase.num_steps)),

@@ -124,7 +124,7 @@ RunWork run_work(const PlanFacts& facts) {
   work.steps = static_cast<double>(phase.num_steps);
   work.samples = work.steps * static_cast<double>(phase.global_batch);
   work.tokens = work.samples * static_cast<double>(phase.model.context);
-  work.flops = work.tokens * model_flops_per_token(phase.model);
+  work.flops = work.tokens * model_flops_per_token(phase.model, phase.table);
   work.steps_left = work.steps;
   if (const auto& so_far = facts.options.so_far; so_far && so_far->step < so_far->last_step) {
     work.first_step = static_cast<double>(so_far->step);
@@ -273,7 +273,7 @@ std::vector<std::string> weight_pass_costs(const PlanFacts& facts) {
   const double logits = 2.0 * static_cast<double>(model.vocab) * static_cast<double>(model.hidden);
   lines.push_back(
       fmt::format("zb-h1 computes the head's logits twice, for the input and for the weight part: {:.1f} % more work",
-                  100.0 * logits / model_flops_per_token(model)));
+                  100.0 * logits / model_flops_per_token(model, facts.phase.table)));
   const auto bytes_of = [](const StageFacts& stage) {
     const auto& items = stage.survey.memory.items;
     const auto found = std::find_if(items.begin(), items.end(),

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backend/mirrored_buffer.h"
+#include "nn/frozen.h"
 #include "nn/transformer.h"
 #include "support/models/model_store.h"
 
@@ -17,9 +18,10 @@ namespace scaletrain {
 
 class ModelRunner : public ModelStore {
  public:
-  ModelRunner(const ModelSpec& spec, std::unique_ptr<Backend> used_backend, std::vector<std::string> state_names)
-      : ModelStore(make_param_table(spec, InitConfig{}), std::move(used_backend),
-                   {.state_names = std::move(state_names)}),
+  // freeze: patterns of finetune.freeze.
+  ModelRunner(const ModelSpec& spec, std::unique_ptr<Backend> used_backend, std::vector<std::string> state_names,
+              std::span<const std::string> freeze = {})
+      : ModelStore(table_of(spec, freeze), std::move(used_backend), {.state_names = std::move(state_names)}),
         model(spec) {}
 
   // The sum of the token losses of a micro-batch. ids and targets: [B·T]; so is document_start, where attention is to
@@ -43,6 +45,12 @@ class ModelRunner : public ModelStore {
   Transformer model;
 
  private:
+  static ParamTable table_of(const ModelSpec& spec, std::span<const std::string> freeze) {
+    ParamTable table = make_param_table(spec, InitConfig{});
+    freeze_parameters(table, freeze);
+    return table;
+  }
+
   struct Tokens {
     std::span<const std::int32_t> ids, targets, document_start;
   };

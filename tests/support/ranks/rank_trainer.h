@@ -274,9 +274,10 @@ using GlobalTensors = std::map<std::string, std::vector<double>>;  // by row nam
 // replicated row, a tied copy on another stage) must agree to the bit.
 class TensorAssembler {
  public:
-  explicit TensorAssembler(const ParamTable& table) {
+  // Frozen ones have values and nothing else.
+  explicit TensorAssembler(const ParamTable& table, StateKind kind = StateKind::master) {
     for (const Parameter& parameter : table.parameters())
-      if (!parameter.tied_to)
+      if (!parameter.tied_to && (kind == StateKind::master || parameter.role == ParamRole::trained))
         tensors_[parameter.name].assign(static_cast<std::size_t>(parameter.shape.num_elements()),
                                         std::numeric_limits<double>::quiet_NaN());
   }
@@ -286,7 +287,6 @@ class TensorAssembler {
     const std::lock_guard lock(mutex_);
     for (const ParamRange& range : store.held(kind)) {
       const Parameter& parameter = store.table().parameters()[static_cast<std::size_t>(range.parameter)];
-      if (parameter.role != ParamRole::trained) continue;
       const View held = FencedMemory::of_process().values(store.values(kind, range, state));
       std::vector<double> values(static_cast<std::size_t>(range.count));
       convert_floats(held.dtype(), held.data(), DType::f64, values.data(), values.size());
@@ -375,8 +375,8 @@ inline LayoutOutcome run_layout(const LayoutRun& run) {
   LayoutOutcome outcome;
   outcome.plan = make_test_plan(run.config, run.backend);
   const PhasePlan& plan = outcome.plan;
-  TensorAssembler gradients(plan.table);
-  TensorAssembler parameters(plan.table);
+  TensorAssembler gradients(plan.table, StateKind::gradient);
+  TensorAssembler parameters(plan.table, StateKind::master);
   std::vector<std::vector<StepRunner::Result>> results(static_cast<std::size_t>(plan.mesh.world()));
   std::vector<StepRunner::EvaluationSums> evaluations(results.size());
   RanksOptions options;

@@ -1,0 +1,86 @@
+#include "nn/frozen.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/text.h"
+
+namespace scaletrain {
+
+namespace {
+
+// What patterns are held against, in the order of the table: tied copies go with their owner.
+std::vector<std::string> names_of(const ParamTable& table) {
+  std::vector<std::string> names;
+  for (const Parameter& parameter : table.parameters())
+    if (!parameter.tied_to) names.push_back(parameter.name);
+  return names;
+}
+
+std::string unmatched(const ParamTable& table, const std::string& pattern) {
+  const std::vector<std::string> names = names_of(table);
+  const auto near = nearest_word(pattern, names);
+  return fmt::format("finetune.freeze: {} matches no parameter of the model{}; its parameters are named as {} and {}",
+                     quoted(pattern), near ? fmt::format(" (did you mean {}?)", *near) : "",
+                     names[0], names[names.size() / 2]);
+}
+
+}  // namespace
+
+// Where a star has taken too little the last of them takes one character more: linear but for a pattern's length.
+bool matches_name(std::string_view pattern, std::string_view name) {
+  std::size_t at = 0;
+  std::size_t star = std::string_view::npos;
+  std::size_t behind_star = 0;  // of the name, what the last star leaves
+  for (std::size_t i = 0; i < name.size();) {
+    if (at < pattern.size() && pattern[at] == '*') {
+      star = at++;
+      behind_star = i;
+    } else if (at < pattern.size() && (pattern[at] == '?' || pattern[at] == name[i])) {
+      ++at;
+      ++i;
+    } else if (star != std::string_view::npos) {
+      at = star + 1;
+      i = ++behind_star;
+    } else {
+      return false;
+    }
+  }
+  return pattern.find_first_not_of('*', at) == std::string_view::npos;
+}
+
+void freeze_parameters(ParamTable& table, std::span<const std::string> patterns) {
+  if (patterns.empty()) return;
+  const auto is_chosen = [&](const Parameter& parameter) {
+    const std::string& name = parameter.tied_to.value_or(parameter.name);
+    return std::any_of(patterns.begin(), patterns.end(),
+                       [&](const std::string& pattern) { return matches_name(pattern, name); });
+  };
+  const std::vector<std::string> names = names_of(table);
+  for (const std::string& pattern : patterns)
+    if (std::none_of(names.begin(), names.end(), [&](const std::string& name) { return matches_name(pattern, name); }))
+      throw UserError(unmatched(table, pattern));
+  std::map<std::pair<int, std::string>, const Parameter*> first_of_matrix;
+  bool trains = false;
+  for (const Parameter& parameter : table.parameters()) {
+    trains = trains || !is_chosen(parameter);
+    if (parameter.fused.empty()) continue;
+    const Parameter* const first = first_of_matrix.try_emplace({parameter.unit, parameter.fused}, &parameter).first->second;
+    if (is_chosen(*first) == is_chosen(parameter)) continue;
+    const Parameter& frozen = is_chosen(parameter) ? parameter : *first;
+    const Parameter& trained = is_chosen(parameter) ? *first : parameter;
+    throw UserError(fmt::format("finetune.freeze: {} is frozen and {} is not, but layers read them as one matrix ({}); "
+                                "freeze all of it or nothing",
+                                frozen.name, trained.name, parameter.fused));
+  }
+  if (!trains) throw UserError("finetune.freeze: nothing is left to train; leave out a pattern");
+  table.freeze(is_chosen);
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,89 @@
+#include "nn/frozen.h"
+
+#include <doctest/doctest.h>
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "nn/model_spec.h"
+#include "support/models/tiny_model.h"
+#include "support/text.h"
+
+using namespace scaletrain;
+
+namespace {
+
+ModelSpec spec_of(bool llama, bool tied) {
+  ModelConfig model = tiny_model({.layers = 2});
+  if (llama) make_llama(model);
+  model.tie_embeddings = tied;
+  return make_model_spec(model, 61);
+}
+
+std::set<std::string> frozen_of(const ParamTable& table) {
+  std::set<std::string> names;
+  for (const Parameter& parameter : table.parameters())
+    if (parameter.role == ParamRole::frozen) names.insert(parameter.name);
+  return names;
+}
+
+std::set<std::string> frozen_by(std::vector<std::string> patterns, bool llama = false, bool tied = true) {
+  ParamTable table = make_param_table(spec_of(llama, tied), InitConfig{});
+  freeze_parameters(table, patterns);
+  return frozen_of(table);
+}
+
+std::string refusal_of(const std::vector<std::string>& patterns, bool llama = false) {
+  return message_of<UserError>([&] { frozen_by(patterns, llama); });
+}
+
+}  // namespace
+
+TEST_CASE("a pattern is the whole name, a star any characters of it and a question mark one") {
+  CHECK(matches_name("blocks.0.ffn.up.weight", "blocks.0.ffn.up.weight"));
+  CHECK_FALSE(matches_name("blocks.0", "blocks.0.ffn.up.weight"));
+  CHECK_FALSE(matches_name("0.ffn.up.weight", "blocks.0.ffn.up.weight"));
+  CHECK(matches_name("blocks.0.*", "blocks.0.ffn.up.weight"));
+  CHECK_FALSE(matches_name("blocks.1.*", "blocks.10.ffn.up.weight"));
+  CHECK(matches_name("blocks.?.*.weight", "blocks.7.ffn.up.weight"));
+  CHECK_FALSE(matches_name("blocks.?.*", "blocks.17.ffn.up.weight"));
+  CHECK(matches_name("*", ""));
+  CHECK(matches_name("**", "a"));
+  CHECK(matches_name("*a*b*c", "xxabyyabzzc"));
+  CHECK_FALSE(matches_name("*a*b*c", "xxabyyabzzd"));
+  CHECK_FALSE(matches_name("", "a"));
+  CHECK_FALSE(matches_name("?", ""));
+  CHECK(matches_name("*ab", "aaab"));
+}
+
+TEST_CASE("patterns freeze what they match, and of a tied tensor every copy") {
+  CHECK(frozen_by({}).empty());
+  CHECK(frozen_by({"*_norm.bias", "head.norm.*"}) ==
+        std::set<std::string>{"blocks.0.attention_norm.bias", "blocks.0.ffn_norm.bias", "blocks.1.attention_norm.bias",
+                              "blocks.1.ffn_norm.bias", "head.norm.bias", "head.norm.weight"});
+  CHECK(frozen_by({"embedding.token.weight"}) == std::set<std::string>{"embedding.token.weight", "head.weight"});
+  CHECK(frozen_by({"embedding.token.weight"}, true, false) == std::set<std::string>{"embedding.token.weight"});
+  const ModelSpec spec = spec_of(true, false);
+  ParamTable table = make_param_table(spec, InitConfig{});
+  const std::vector<std::string> patterns = {"blocks.0.*"};
+  const std::int64_t all = table.num_parameters();
+  freeze_parameters(table, patterns);
+  CHECK(table.num_parameters() == all);
+  std::int64_t of_block = 0;
+  for (const Parameter& parameter : table.parameters_of(1)) of_block += parameter.shape.num_elements();
+  CHECK(table.num_parameters(ParamRole::frozen) == of_block);
+  // Their gradients cost 2 for each.
+  CHECK(model_flops_per_token(spec) - model_flops_per_token(spec, table) == 2.0 * static_cast<double>(of_block));
+}
+
+TEST_CASE("patterns that freeze nothing, everything or a part of one matrix are refused by name") {
+  CHECK(refusal_of({"blocks.0.*", "block.0.*"}).starts_with("finetune.freeze: \"block.0.*\" matches no parameter"));
+  CHECK(refusal_of({"embedding.token.wieght"}).find("(did you mean embedding.token.weight?)") != std::string::npos);
+  CHECK(refusal_of({"head.weight"}).starts_with("finetune.freeze: \"head.weight\" matches no parameter"));  // tied
+  CHECK(refusal_of({"*"}).starts_with("finetune.freeze: nothing is left to train"));
+  const std::string fused = refusal_of({"*.attention.key.weight"});
+  CHECK(fused.find("blocks.0.attention.key.weight is frozen and blocks.0.attention.query.weight is not") !=
+        std::string::npos);
+  CHECK(refusal_of({"blocks.1.ffn.gate.weight"}, true).find("blocks.1.ffn.up.weight is not") != std::string::npos);
+}
