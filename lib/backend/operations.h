@@ -341,30 +341,31 @@ struct StepScalars {
 inline constexpr std::int64_t num_step_scalars = 5;
 static_assert(sizeof(StepScalars) == num_step_scalars * sizeof(double));
 
-// A contiguous range of elements of a flat buffer with one weight decay.
-struct DecaySpan {
+// A contiguous range of elements of a flat buffer with one weight decay and one factor on the learning rate.
+struct UpdateSpan {
   std::int64_t first = 0;
   std::int64_t count = 0;
   double weight_decay = 0;
+  double rate_factor = 1;
 };
 
 // AdamW with decoupled decay (Loshchilov and Hutter 2019), element by element, in f32 (f64 in the f64 reference):
 //   g = gradient · gradient_scale; m = β1·m + (1-β1)·g; v = β2·v + (1-β2)·g²
-//   p = p - lr·(m/(1-β1ᵗ) / (sqrt(v/(1-β2ᵗ)) + ε) + decay·p)
+//   p = p - lr·(m/(1-β1ᵗ) / (sqrt(v/(1-β2ᵗ)) + ε) + decay·p), lr = learning_rate · rate_factor
 struct AdamWStep {
   View param, first_moment, second_moment;  // [n]
   ConstView gradient;                       // [n]
-  std::span<const DecaySpan> spans;         // elements outside every span are padding and stay as they are
+  std::span<const UpdateSpan> spans;        // elements outside every span are padding and stay as they are
   double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
   ConstView step;             // StepScalars, [5] f64
   View compute_weights = {};  // [n], optional, compute type: the updated params, rounded in the same pass
 };
 
-// p = p - lr·(g + decay·p), g = gradient · gradient_scale.
+// p = p - lr·(g + decay·p), g = gradient · gradient_scale, lr as above.
 struct SgdStep {
   View param;
   ConstView gradient;
-  std::span<const DecaySpan> spans;
+  std::span<const UpdateSpan> spans;
   ConstView step;             // StepScalars, [5] f64
   View compute_weights = {};  // as above
 };

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace scaletrain {
@@ -164,8 +165,12 @@ struct TrainConfig {
 };
 
 struct FinetuneConfig {
-  // Of parameters that are not trained, patterns over their names (nn/frozen.h).
-  std::vector<std::string> freeze;
+  // Of parameters that are not trained, patterns over their names (nn/finetune.h).
+  std::vector<std::string> freeze{};
+  // Factors on the learning rate, by the same patterns; of those that match a name the last one counts.
+  std::vector<std::pair<std::string, double>> learning_rates{};
+  // A further factor for each layer between a parameter and the head: this to the power of their number.
+  double layer_decay = 1.0;
 };
 
 struct ParallelConfig {

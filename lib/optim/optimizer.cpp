@@ -6,7 +6,7 @@
 
 #include "backend/mirrored_buffer.h"
 #include "base/error.h"
-#include "optim/decay_spans.h"
+#include "optim/update_spans.h"
 
 namespace scaletrain {
 
@@ -31,9 +31,9 @@ class ElementwiseOptimizer : public Optimizer {
     scalars_->to_device(stream);
     const ConstView scalars = scalars_->device(0, DType::f64, {num_step_scalars});
     store.update_ranges(stream, [&](const OptimizerRange& range) {
-      spans_.push_back(decay_spans(store.layout(), store.table(),
-                                   {.buffer = range.buffer, .first = range.first, .count = range.param.num_elements()},
-                                   config_.weight_decay));
+      spans_.push_back(update_spans(store.layout(), store.table(),
+                                    {.buffer = range.buffer, .first = range.first, .count = range.param.num_elements()},
+                                    config_.weight_decay));
       update(backend, stream, range, spans_.back(), scalars);
     });
     store.updated(stream);
@@ -43,13 +43,13 @@ class ElementwiseOptimizer : public Optimizer {
   const OptimizerConfig& config() const { return config_; }
 
  private:
-  virtual void update(Backend& backend, Stream& stream, const OptimizerRange& range, std::span<const DecaySpan> spans,
+  virtual void update(Backend& backend, Stream& stream, const OptimizerRange& range, std::span<const UpdateSpan> spans,
                       const ConstView& scalars) = 0;
 
   OptimizerConfig config_;
   std::vector<std::string> state_names_;
   // Members: kernels that run later still read them.
-  std::vector<std::vector<DecaySpan>> spans_;
+  std::vector<std::vector<UpdateSpan>> spans_;
   std::optional<MirroredBuffer> scalars_;  // of the newest step
 };
 
@@ -58,7 +58,7 @@ class AdamW final : public ElementwiseOptimizer {
   explicit AdamW(const OptimizerConfig& config) : ElementwiseOptimizer(config, {"exp_avg", "exp_avg_sq"}) {}
 
  private:
-  void update(Backend& backend, Stream& stream, const OptimizerRange& range, std::span<const DecaySpan> spans,
+  void update(Backend& backend, Stream& stream, const OptimizerRange& range, std::span<const UpdateSpan> spans,
               const ConstView& scalars) override {
     backend.run(stream, AdamWStep{.param = range.param,
                                   .first_moment = range.states[0],
@@ -78,7 +78,7 @@ class Sgd final : public ElementwiseOptimizer {
   explicit Sgd(const OptimizerConfig& config) : ElementwiseOptimizer(config, {}) {}
 
  private:
-  void update(Backend& backend, Stream& stream, const OptimizerRange& range, std::span<const DecaySpan> spans,
+  void update(Backend& backend, Stream& stream, const OptimizerRange& range, std::span<const UpdateSpan> spans,
               const ConstView& scalars) override {
     backend.run(stream, SgdStep{.param = range.param,
                                 .gradient = range.gradient,

@@ -94,6 +94,11 @@ void ParamTable::freeze(const std::function<bool(const Parameter&)>& is_chosen) 
   }
 }
 
+void ParamTable::scale_learning_rates(const std::function<double(const Parameter&)>& factor_of) {
+  for (Parameter& parameter : parameters_)
+    parameter.rate_factor = parameter.tied_to ? find(*parameter.tied_to)->rate_factor : factor_of(parameter);
+}
+
 std::span<const Parameter> ParamTable::parameters_of(int unit) const {
   SCALETRAIN_CHECK(unit >= 0 && static_cast<std::size_t>(unit) < units_.size());
   const ParamUnit& place = units_[static_cast<std::size_t>(unit)];

@@ -66,7 +66,8 @@ struct Parameter {
   Shape shape;               // global
   DType dtype = DType::f32;  // as stored
   Split split;
-  bool decays = false;  // weight decay applies (matrices, not biases and norms)
+  bool decays = false;     // weight decay applies (matrices, not biases and norms)
+  double rate_factor = 1;  // on the learning rate
   InitialValues init;
   bool lookup_only = false;  // read row by row (an embedding table): needs no compute form
   // With sequence shards each tensor rank computes this replicated parameter's gradient from its own rows of the batch
@@ -96,6 +97,8 @@ class ParamTable {
   // Makes the chosen parameters frozen ones. Of those that share a tensor, or are one fused matrix, all are chosen or
   // none.
   void freeze(const std::function<bool(const Parameter&)>& is_chosen);
+  // Gives each parameter the factor on its learning rate; those that share a tensor get the same.
+  void scale_learning_rates(const std::function<double(const Parameter&)>& factor_of);
 
   std::span<const Parameter> parameters() const { return parameters_; }
   std::span<const ParamUnit> units() const { return units_; }

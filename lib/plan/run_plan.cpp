@@ -12,7 +12,7 @@
 #include "base/text.h"
 #include "config/keys/keys.h"
 #include "config/layout_rules.h"
-#include "nn/frozen.h"
+#include "nn/finetune.h"
 #include "optim/optimizer.h"
 #include "plan/hosts.h"
 #include "plan/longest_wait.h"
@@ -291,6 +291,7 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
   phase.zero = ZeroPolicy::of_stage(config.parallel.zero);
   phase.table = make_param_table(phase.model, config.model.init);
   freeze_parameters(phase.table, config.finetune.freeze);
+  scale_learning_rates(phase.table, config.finetune);
   phase.schedule_kind = config.parallel.schedule;
   phase.chunks = config.parallel.chunks;
   phase.recompute = config.train.recompute;

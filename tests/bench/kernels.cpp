@@ -375,7 +375,7 @@ class Bench {
   double total_[2] = {0, 0};
   double sum_ = 0;
   const ElementSpan all_{.first = 0, .count = params_without_positions};
-  const DecaySpan span_{.first = 0, .count = params_without_positions, .weight_decay = 0.1};
+  const UpdateSpan span_{.first = 0, .count = params_without_positions, .weight_decay = 0.1};
   const StepScalars step_{
       .learning_rate = 1e-3, .gradient_scale = 1.0, .bias_correction1 = 0.1, .bias_correction2 = 0.05};
 };

@@ -195,18 +195,21 @@ Switch document_switch() {
                      {.name = "within documents", .is_possible = nullptr, .apply = set(DocumentAttention::within)}}};
 }
 
-Switch frozen_switch() {
-  return {.name = "frozen",
+Switch finetune_switch() {
+  return {.name = "trained",
           .changes_baseline = true,
           .values = {
-              {.name = "nothing", .is_possible = nullptr, .apply = [](const Row&, LayoutRun&) {}},
-              // A whole block, and of the others a weight whose bias is trained and a norm; the tied tensor's copies.
-              {.name = "embedding and parts",
+              {.name = "everything alike", .is_possible = nullptr, .apply = [](const Row&, LayoutRun&) {}},
+              // Frozen: a whole block, and of the others a weight whose bias is trained and a norm; the tied tensor's
+              // copies.
+              {.name = "parts, at rates of their own",
                .is_possible = nullptr,
                .apply =
                    [](const Row&, LayoutRun& run) {
                      run.config.finetune.freeze = {"embedding.token.*", "blocks.0.*", "*.ffn.down.weight",
                                                    "*.attention_norm.weight"};
+                     run.config.finetune.learning_rates = {{"blocks.*.weight", 0.5}, {"*_norm.weight", 2.0}};
+                     run.config.finetune.layer_decay = 0.75;
                    }},
           }};
 }
@@ -407,7 +410,7 @@ const std::vector<Switch>& switches() {
   static const std::vector<Switch> all = {zero_switch(),    schedule_switch(), sequence_switch(),  micro_batch_switch(),
                                           tied_switch(),    family_switch(),   kv_switch(),        sizes_switch(),
                                           mask_switch(),    stream_switch(),   recompute_switch(), reduce_switch(),
-                                          offload_switch(), document_switch(), frozen_switch()};
+                                          offload_switch(), document_switch(), finetune_switch()};
   return all;
 }
 

@@ -395,10 +395,11 @@ void compute(Device<S>& device, const AdamWStep& op) {
                        .inverse_correction1 = static_cast<float>(1.0 / step.bias_correction1),
                        .inverse_correction2 = static_cast<float>(1.0 / step.bias_correction2),
                        .epsilon = static_cast<float>(op.epsilon),
-                       .learning_rate = static_cast<float>(step.learning_rate),
+                       .learning_rate = 0.0F,
                        .weight_decay = 0.0F};
   S* const compute_weights = op.compute_weights ? op.compute_weights.as<S>() : nullptr;
-  for (const DecaySpan& span : op.spans) {
+  for (const UpdateSpan& span : op.spans) {
+    scalars.learning_rate = static_cast<float>(step.learning_rate * span.rate_factor);
     scalars.weight_decay = static_cast<float>(span.weight_decay);
     device.for_pieces(span.count, piece_elements, [&](std::int64_t piece, std::int64_t count) {
       const std::int64_t first = span.first + piece;
@@ -414,13 +415,13 @@ void compute(Device<S>& device, const SgdStep& op) {
   const StepScalars step = step_scalars_at(op.step);
   if (step.skip != 0) return;
   S* const compute_weights = op.compute_weights ? op.compute_weights.as<S>() : nullptr;
-  for (const DecaySpan& span : op.spans) {
+  for (const UpdateSpan& span : op.spans) {
     device.for_pieces(span.count, piece_elements, [&](std::int64_t piece, std::int64_t count) {
       const std::int64_t first = span.first + piece;
-      device.kernels.sgd(op.param.as<float>() + first, op.gradient.as<float>() + first,
-                         offset_or_null(compute_weights, first), static_cast<std::size_t>(count),
-                         static_cast<float>(step.gradient_scale), static_cast<float>(step.learning_rate),
-                         static_cast<float>(span.weight_decay));
+      device.kernels.sgd(
+          op.param.as<float>() + first, op.gradient.as<float>() + first, offset_or_null(compute_weights, first),
+          static_cast<std::size_t>(count), static_cast<float>(step.gradient_scale),
+          static_cast<float>(step.learning_rate * span.rate_factor), static_cast<float>(span.weight_decay));
     });
   }
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <charconv>
 #include <initializer_list>
 #include <optional>
@@ -266,18 +267,56 @@ std::string IntegerListCodec::text(const std::vector<std::int64_t>& value) const
   return out + "]";
 }
 
-std::string TextListCodec::parse(const YamlNode& node, std::vector<std::string>& value) const {
-  if (node.kind != YamlNode::Kind::list) return expected("a list of texts", node);
+namespace {
+
+std::string check_pattern(std::string_view text) {
+  const bool is_one = !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '*' || c == '?';
+  });
+  if (is_one) return {};
+  return fmt::format(
+      "{} is no pattern over names of parameters, which have letters, digits, dots and underscores; * "
+      "stands for any characters and ? for one",
+      quoted(text));
+}
+
+}  // namespace
+
+std::string PatternListCodec::parse(const YamlNode& node, std::vector<std::string>& value) const {
+  if (node.kind != YamlNode::Kind::list) return expected("a list of patterns such as [blocks.0.*]", node);
   std::vector<std::string> out;
   for (std::size_t i = 0; i < node.items.size(); ++i) {
-    const std::string problem = TextCodec{TextRule::line}.parse(node.items[i], out.emplace_back());
+    std::string problem = TextCodec{TextRule::line}.parse(node.items[i], out.emplace_back());
+    if (problem.empty()) problem = check_pattern(out.back());
     if (!problem.empty()) return fmt::format("item {}: {}", i, problem);
   }
   value = std::move(out);
   return {};
 }
 
-std::string TextListCodec::text(const std::vector<std::string>& value) const {
+std::string FactorsCodec::parse(const YamlNode& node, Factors& value) const {
+  if (node.kind != YamlNode::Kind::map) return expected("a mapping such as {blocks.0.*: 0.1}", node);
+  Factors out;
+  for (const YamlEntry& entry : node.entries) {
+    if (const std::string problem = check_pattern(entry.key); !problem.empty()) return problem;
+    double factor = 0;
+    const std::string problem = NumberCodec{0.0, most, Bounds::open_below}.parse(entry.value, factor);
+    if (!problem.empty()) return fmt::format("{}: {}", entry.key, problem);
+    out.emplace_back(entry.key, factor);
+  }
+  value = std::move(out);
+  return {};
+}
+
+std::string FactorsCodec::text(const Factors& value) const {
+  std::string out = "{";
+  for (const auto& [name, factor] : value)
+    out +=
+        fmt::format("{}{}: {}", out.size() > 1 ? ", " : "", TextCodec{TextRule::line}.text(name), number_text(factor));
+  return out + "}";
+}
+
+std::string PatternListCodec::text(const std::vector<std::string>& value) const {
   std::string out = "[";
   for (const std::string& item : value) out += (out.size() > 1 ? ", " : "") + TextCodec{TextRule::line}.text(item);
   return out + "]";

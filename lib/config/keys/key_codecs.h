@@ -146,10 +146,20 @@ struct IntegerListCodec {
   std::string type() const { return "list of integers"; }
 };
 
-struct TextListCodec {
+// Patterns over names of parameters (nn/finetune.h), which have letters, digits, dots and underscores.
+struct PatternListCodec {
   std::string parse(const YamlNode& node, std::vector<std::string>& value) const;
   std::string text(const std::vector<std::string>& value) const;
-  std::string type() const { return "list of texts"; }
+  std::string type() const { return "list of patterns"; }
+};
+
+// Such patterns with a positive factor each, in the order of the file.
+struct FactorsCodec {
+  double most = 1.0;
+  using Factors = std::vector<std::pair<std::string, double>>;
+  std::string parse(const YamlNode& node, Factors& value) const;
+  std::string text(const Factors& value) const;
+  std::string type() const { return "mapping of patterns to numbers"; }
 };
 
 // "; write null" where a scalar that was refused is a word by which people mean nothing (none, off ...), or leave the

@@ -358,7 +358,17 @@ void add_finetune(KeyTable<Config>& table) {
                        "Parameters that are not trained, as patterns over their names (* and ?), such as blocks.0.*; "
                        "checkpoint inspect --all lists the names.",
                        never},
-                      TextListCodec(), FIELD(finetune.freeze)));
+                      PatternListCodec(), FIELD(finetune.freeze)));
+  table.push_back(top({"finetune.learning_rates", "",
+                       "Factors on the learning rate, by patterns over names of parameters; of those that match the "
+                       "last one counts.",
+                       with_notice, "{}"},
+                      FactorsCodec{1e6}, FIELD(finetune.learning_rates)));
+  table.push_back(top({"finetune.layer_decay", "",
+                       "Factor on the learning rate of a layer for each one behind it: the head has 1, the last block "
+                       "this, the one before its square.",
+                       with_notice},
+                      positive(1.0), FIELD(finetune.layer_decay)));
 }
 
 void add_parallel(KeyTable<Config>& table) {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "backend/mirrored_buffer.h"
-#include "nn/frozen.h"
+#include "nn/finetune.h"
 #include "nn/transformer.h"
 #include "support/models/model_store.h"
 

@@ -189,7 +189,7 @@ namespace {
 struct StepOperands {
   std::int64_t count = 0;
   Values param, gradient, first_moment, second_moment;
-  std::vector<DecaySpan> spans;
+  std::vector<UpdateSpan> spans;
   StepScalars step;
   double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
   bool with_compute_weights = false;
@@ -207,7 +207,7 @@ std::shared_ptr<const StepOperands> step_operands(std::size_t index, std::int64_
   const std::int64_t a = n / 7;
   const std::int64_t b = n / 2;
   const std::int64_t d = n - n / 5;
-  o->spans = {{a, b - a, 0.1}, {b, (d - b) / 2, 0.0}, {d - (d - b) / 3, (d - b) / 3, 0.5}};
+  o->spans = {{a, b - a, 0.1}, {b, (d - b) / 2, 0.0, 3.0}, {d - (d - b) / 3, (d - b) / 3, 0.5, 0.3}};
   if (index % 4 == 0) o->spans = {{0, n, 0.1}};
   if (n > 0 && index % 9 == 5) o->spans.clear();
   // A learning rate as large as the parameters, so that an error of the direction is not lost in them.
@@ -221,13 +221,12 @@ std::shared_ptr<const StepOperands> step_operands(std::size_t index, std::int64_
   return o;
 }
 
-// The span's decay where an element is updated, nothing where it is not.
-std::vector<std::optional<double>> decays(const StepOperands& o) {
-  std::vector<std::optional<double>> result(static_cast<std::size_t>(o.count));
+// The span where an element is updated, null where it is not.
+std::vector<const UpdateSpan*> spans_by_element(const StepOperands& o) {
+  std::vector<const UpdateSpan*> result(static_cast<std::size_t>(o.count), nullptr);
   if (o.step.skip != 0) return result;
-  for (const DecaySpan& span : o.spans)
-    for (std::int64_t e = span.first; e < span.first + span.count; ++e)
-      result[static_cast<std::size_t>(e)] = span.weight_decay;
+  for (const UpdateSpan& span : o.spans)
+    for (std::int64_t e = span.first; e < span.first + span.count; ++e) result[static_cast<std::size_t>(e)] = &span;
   return result;
 }
 
@@ -265,16 +264,17 @@ std::vector<Case> adamw_cases() {
       if (o->with_compute_weights) outputs.push_back({"compute_weights", Device::get(compute_weights)});
       return outputs;
     };
-    const auto decay = decays(*o);
-    std::vector<Values> scales(3, Values(decay.size(), untouched));
-    for (std::size_t e = 0; e < decay.size(); ++e) {
-      if (!decay[e].has_value()) continue;
+    const auto spans = spans_by_element(*o);
+    std::vector<Values> scales(3, Values(spans.size(), untouched));
+    for (std::size_t e = 0; e < spans.size(); ++e) {
+      if (spans[e] == nullptr) continue;
       const double g = std::fabs(o->gradient[e] * o->step.gradient_scale);
       const double m = o->beta1 * std::fabs(o->first_moment[e]) + (1 - o->beta1) * g;
       const double v = o->beta2 * o->second_moment[e] + (1 - o->beta2) * g * g;
       const double direction = m / o->step.bias_correction1 / (std::sqrt(v / o->step.bias_correction2) + o->epsilon);
       const double p = std::fabs(o->param[e]);
-      scales[0][e] = std::max(p, o->step.learning_rate * (direction + *decay[e] * p));
+      scales[0][e] =
+          std::max(p, o->step.learning_rate * spans[e]->rate_factor * (direction + spans[e]->weight_decay * p));
       scales[1][e] = m;
       scales[2][e] = v;
     }
@@ -303,13 +303,13 @@ std::vector<Case> sgd_cases() {
       if (o->with_compute_weights) outputs.push_back({"compute_weights", Device::get(compute_weights)});
       return outputs;
     };
-    const auto decay = decays(*o);
-    Values scale(decay.size(), untouched);
-    for (std::size_t e = 0; e < decay.size(); ++e) {
-      if (!decay[e].has_value()) continue;
+    const auto spans = spans_by_element(*o);
+    Values scale(spans.size(), untouched);
+    for (std::size_t e = 0; e < spans.size(); ++e) {
+      if (spans[e] == nullptr) continue;
       const double g = std::fabs(o->gradient[e] * o->step.gradient_scale);
       const double p = std::fabs(o->param[e]);
-      scale[e] = std::max(p, o->step.learning_rate * (g + *decay[e] * p));
+      scale[e] = std::max(p, o->step.learning_rate * spans[e]->rate_factor * (g + spans[e]->weight_decay * p));
     }
     c.scales = {scale};
     if (o->with_compute_weights) c.scales.push_back(scale);

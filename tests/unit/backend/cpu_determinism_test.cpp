@@ -238,7 +238,7 @@ Results run_elementwise(Engine& engine) {
   Floats second_moment(count);
   const StepScalars step{
       .learning_rate = 1e-3, .gradient_scale = 0.5, .bias_correction1 = 0.1, .bias_correction2 = 0.05};
-  const DecaySpan spans[] = {{0, 50'001, 0.1}, {50'010, 49'000, 0.0}};
+  const UpdateSpan spans[] = {{0, 50'001, 0.1}, {50'010, 49'000, 0.0}};
   engine.run(AdamWStep{.param = view(param, {count}),
                        .first_moment = view(first_moment, {count}),
                        .second_moment = view(second_moment, {count}),

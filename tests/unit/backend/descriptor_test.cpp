@@ -291,10 +291,10 @@ TEST_CASE("loss_and_elementwise_descriptors_are_checked") {
 TEST_CASE("optimizer_descriptors_are_checked") {
   SharedBuffers make;
   StepScalars step;
-  const DecaySpan good[] = {{0, 3, 0.0}, {4, 2, 0.0}};
-  const DecaySpan beyond[] = {{4, 3, 0.0}};
-  const DecaySpan overlapping[] = {{0, 3, 0.0}, {2, 2, 0.0}};
-  const DecaySpan negative[] = {{-1, 2, 0.0}};
+  const UpdateSpan good[] = {{0, 3, 0.0}, {4, 2, 0.0}};
+  const UpdateSpan beyond[] = {{4, 3, 0.0}};
+  const UpdateSpan overlapping[] = {{0, 3, 0.0}, {2, 2, 0.0}};
+  const UpdateSpan negative[] = {{-1, 2, 0.0}};
   AdamWStep adamw;
   adamw.param = make.floats({6});
   adamw.first_moment = make.floats({6});

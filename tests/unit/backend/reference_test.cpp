@@ -513,7 +513,7 @@ TEST_CASE("adamw_steps_as_computed_by_hand_and_leaves_padding_alone") {
   const View param = device.put({1, 2, 3}, {3});
   const View first = device.put({0, 0, 5}, {3});
   const View second = device.put({0, 0, 6}, {3});
-  const DecaySpan spans[] = {{0, 1, 0.1}, {1, 1, 0.0}};
+  const UpdateSpan spans[] = {{0, 1, 0.1}, {1, 1, 0.0, 3.0}};
   StepScalars step{
       .learning_rate = 0.01, .gradient_scale = 0.5, .bias_correction1 = 0.1, .bias_correction2 = 0.05, .skip = 0};
   const AdamWStep op{.param = param,
@@ -527,7 +527,7 @@ TEST_CASE("adamw_steps_as_computed_by_hand_and_leaves_padding_alone") {
                      .step = record_of(step)};
   // The first step's direction is the gradient's sign: p - 0.01·(±1 + decay·p). Gradients are halved first.
   device.run(op);
-  check_close(Device::get(param), {1 - 0.01 * (1 + 0.1), 2 + 0.01, 3});
+  check_close(Device::get(param), {1 - 0.01 * (1 + 0.1), 2 + 3 * 0.01, 3});
   check_close(Device::get(first), {0.2, -0.4, 5});
   check_close(Device::get(second), {0.05 * 4, 0.05 * 16, 6});
 
@@ -551,14 +551,14 @@ TEST_CASE("sgd_steps_against_the_gradient_with_decay") {
   Oracle oracle;
   Device& device = oracle.device;
   const View param = device.put({1, 2, 3}, {3});
-  const DecaySpan spans[] = {{1, 2, 0.5}};
+  const UpdateSpan spans[] = {{1, 1, 0.5}, {2, 1, 0.5, 0.25}};
   StepScalars step{.learning_rate = 0.1, .gradient_scale = 2.0};
   const SgdStep op{.param = param, .gradient = device.put({9, 1, -1}, {3}), .spans = spans, .step = record_of(step)};
   device.run(op);
-  check_close(Device::get(param), {1, 2 - 0.1 * (2 + 1), 3 - 0.1 * (-2 + 1.5)});
+  check_close(Device::get(param), {1, 2 - 0.1 * (2 + 1), 3 - 0.25 * 0.1 * (-2 + 1.5)});
   step.skip = 1;
   device.run(op);
-  check_close(Device::get(param), {1, 1.7, 3.05});
+  check_close(Device::get(param), {1, 1.7, 3.0125});
 }
 
 TEST_CASE("small_operations_by_hand") {

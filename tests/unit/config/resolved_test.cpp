@@ -28,6 +28,13 @@ class Dice {
       out += pieces[whole(0, static_cast<std::int64_t>(std::size(pieces)) - 1)];
     return out;
   }
+  std::string pattern() {
+    static const std::string pieces[] = {"a", "null", "*", "?", ".", "_", "1e5", "0x1", "true", "weight"};
+    std::string out;
+    for (std::int64_t i = whole(1, 5); i > 0; --i)
+      out += pieces[whole(0, static_cast<std::int64_t>(std::size(pieces)) - 1)];
+    return out;
+  }
   std::optional<std::string> maybe_text() { return coin() ? std::optional(text()) : std::nullopt; }
 
  private:
@@ -54,6 +61,10 @@ Config random_config(std::uint64_t seed) {
   c.model.tie_embeddings = dice.coin();
   c.model.init = {InitKind::he, dice.share(), dice.coin(), dice.maybe_text()};
   c.data.documents.loss_across = dice.coin();
+  for (std::int64_t i = dice.whole(0, 3); i > 0; --i) c.finetune.freeze.push_back(dice.pattern());
+  for (std::int64_t i = dice.whole(0, 3); i > 0; --i)
+    c.finetune.learning_rates.emplace_back(std::to_string(i) + dice.pattern(), dice.share());
+  c.finetune.layer_decay = dice.share();
   c.data.cache = dice.maybe_text();
   c.data.verify = dice.coin() ? DataCheck::all : DataCheck::changed;
   for (std::int64_t i = dice.whole(1, 3); i > 0; --i) {
@@ -145,6 +156,7 @@ TEST_CASE("each key is wired to its own member") {
       "model: {layers: 8, hidden: 136, heads: 68, kv_heads: 34, ffn_hidden: 7, context: 9, vocab: 11, norm: rmsnorm,\n"
       "  norm_epsilon: 1e-3, activation: swiglu, position: rope, rope_theta: 13, bias: false, tie_embeddings: false,\n"
       "  dropout: 0.25, init: {type: normal, std: 0.5, scale_residual: false}}\n"
+      "finetune: {freeze: [a.*, '*.b'], learning_rates: {'*.bias': 2, 'd.?': 0.5}, layer_decay: 0.75}\n"
       "data: {tokenizer: {type: ids, end_of_document: 10}, documents: {attention: within, loss_across: false},\n"
       "  train: [{path: /a, weight: 2, epochs: 3}, {path: /b, type: tokens}],\n"
       "  validation: [{name: v, path: /c, type: auto, field: f, separator: s}], cache: /k, verify: all}\n"
@@ -196,6 +208,8 @@ TEST_CASE("each key is wired to its own member") {
   CHECK((c.supervise.heartbeat == 28 && c.supervise.elastic_min_data == 1 && c.launch.interface == "ib0"));
   CHECK((c.launch.port == 30 && c.launch.ranks_per_node == 34 && c.log.every == 32 && c.log.tensorboard));
   CHECK((c.launch.transport == RankTransport::tcp && c.log.peak_tflops == 33.5));
+  CHECK((c.finetune.freeze == std::vector<std::string>{"a.*", "*.b"} && c.finetune.layer_decay == 0.75));
+  CHECK((c.finetune.learning_rates == std::vector<std::pair<std::string, double>>{{"*.bias", 2.0}, {"d.?", 0.5}}));
   CHECK(loaded.unsupported.size() == 3);
   CHECK(load_text(kLeast, {"model.init.type=he"}).config.model.init.type == InitKind::he);
   CHECK(load_text(kLeast, {"model.init.from=/f"}).config.model.init.from == "/f");

@@ -120,7 +120,7 @@ void issue_sums(const Issue& issue, const SumsOfSquares& op) {
 struct Spans {
   struct Span {
     std::int64_t first, end;
-    float weight_decay;
+    float rate_factor, weight_decay;
   };
   Span of[max_spans];
   int count;
@@ -134,20 +134,21 @@ __device__ inline const Spans::Span* span_of(const Spans& spans, std::int64_t el
 
 constexpr int updated_at_once = 4;
 
-// update(element, count as a constant, decay) for the elements of this thread, of which those in no span are left out.
+// update(element, count as a constant, its span) for the elements of this thread, of which those in no span are left
+// out.
 template <bool whole, class Update>
 __device__ inline void for_spans(const Spans& spans, std::int64_t base, std::int64_t count, Update&& update) {
   const std::int64_t first = base + first_element<updated_at_once>();
   if (whole && first + updated_at_once <= count) {
     const Spans::Span* const span = span_of(spans, first);
     if (span != nullptr && first + updated_at_once <= span->end) {
-      update(first, std::integral_constant<int, updated_at_once>(), span->weight_decay);
+      update(first, std::integral_constant<int, updated_at_once>(), *span);
       return;
     }
   }
   for (std::int64_t element = first; element < first + updated_at_once && element < count; ++element) {
     const Spans::Span* const span = span_of(spans, element);
-    if (span != nullptr) update(element, std::integral_constant<int, 1>(), span->weight_decay);
+    if (span != nullptr) update(element, std::integral_constant<int, 1>(), *span);
   }
 }
 
@@ -169,9 +170,11 @@ __global__ void update_adamw(const AdamWBuffers<S> op, const __grid_constant__ S
   const auto gradient_scale = static_cast<float>(op.step->gradient_scale);
   const auto inverse_correction1 = static_cast<float>(1.0 / op.step->bias_correction1);
   const auto inverse_correction2 = static_cast<float>(1.0 / op.step->bias_correction2);
-  const auto learning_rate = static_cast<float>(op.step->learning_rate);
-  for_spans<whole>(spans, base, count, [&](std::int64_t at, auto elements, float decay) {
+  const double rate = op.step->learning_rate;
+  for_spans<whole>(spans, base, count, [&](std::int64_t at, auto elements, const Spans::Span& span) {
     constexpr int width = decltype(elements)::value;
+    const auto learning_rate = static_cast<float>(rate * span.rate_factor);
+    const float decay = span.weight_decay;
     float p[width];
     float m[width];
     float v[width];
@@ -208,9 +211,11 @@ __global__ void update_sgd(const SgdBuffers<S> op, const __grid_constant__ Spans
                            std::int64_t count) {
   if (op.step->skip != 0) return;
   const auto gradient_scale = static_cast<float>(op.step->gradient_scale);
-  const auto learning_rate = static_cast<float>(op.step->learning_rate);
-  for_spans<whole>(spans, base, count, [&](std::int64_t at, auto elements, float decay) {
+  const double rate = op.step->learning_rate;
+  for_spans<whole>(spans, base, count, [&](std::int64_t at, auto elements, const Spans::Span& span) {
     constexpr int width = decltype(elements)::value;
+    const auto learning_rate = static_cast<float>(rate * span.rate_factor);
+    const float decay = span.weight_decay;
     float p[width];
     float g[width];
     load(op.param + at, width, p);
@@ -224,12 +229,13 @@ __global__ void update_sgd(const SgdBuffers<S> op, const __grid_constant__ Spans
 
 // kernel(a table of spans, the first element, the end) for all spans.
 template <class Body>
-void for_tables(std::span<const DecaySpan> all, Body&& body) {
+void for_tables(std::span<const UpdateSpan> all, Body&& body) {
   for (std::size_t begin = 0; begin < all.size(); begin += max_spans) {
     const std::size_t end = std::min(begin + max_spans, all.size());
     Spans spans = {};
     for (std::size_t i = begin; i < end; ++i)
-      spans.of[spans.count++] = {all[i].first, all[i].first + all[i].count, static_cast<float>(all[i].weight_decay)};
+      spans.of[spans.count++] = {all[i].first, all[i].first + all[i].count, static_cast<float>(all[i].rate_factor),
+                                 static_cast<float>(all[i].weight_decay)};
     const std::int64_t base = spans.of[0].first / updated_at_once * updated_at_once;
     const std::int64_t last = spans.of[spans.count - 1].end;
     if (last > base) body(spans, base, last);
@@ -241,7 +247,7 @@ const StepScalars* step_of(const ConstView& step) {
 }
 
 template <class Whole, class Single, class Buffers>
-void issue_update(const Issue& issue, std::span<const DecaySpan> all, bool fits, Whole whole, Single single,
+void issue_update(const Issue& issue, std::span<const UpdateSpan> all, bool fits, Whole whole, Single single,
                   const Buffers& buffers) {
   for_tables(all, [&](const Spans& spans, std::int64_t base, std::int64_t last) {
     const dim3 blocks = blocks_for((last - base + updated_at_once - 1) / updated_at_once);

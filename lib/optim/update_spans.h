@@ -1,4 +1,4 @@
-// Which elements of a stretch of a flat buffer are decayed, and by how much. Pure.
+// Which elements of a stretch of a flat buffer are updated, and which decay and learning rate they have. Pure.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct FlatRange {
 };
 
 // Ascending spans with offsets relative to range.first: weight_decay where the table says that the parameter decays, 0
-// where not. Padding is in none of them.
-std::vector<DecaySpan> decay_spans(const ShardLayout& layout, const ParamTable& table, const FlatRange& range,
-                                   double weight_decay);
+// where not, and the parameter's factor on the learning rate. Padding is in none of them.
+std::vector<UpdateSpan> update_spans(const ShardLayout& layout, const ParamTable& table, const FlatRange& range,
+                                     double weight_decay);
 
 }  // namespace scaletrain

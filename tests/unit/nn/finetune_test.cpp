@@ -1,4 +1,4 @@
-#include "nn/frozen.h"
+#include "nn/finetune.h"
 
 #include <doctest/doctest.h>
 
@@ -86,4 +86,42 @@ TEST_CASE("patterns that freeze nothing, everything or a part of one matrix are 
   CHECK(fused.find("blocks.0.attention.key.weight is frozen and blocks.0.attention.query.weight is not") !=
         std::string::npos);
   CHECK(refusal_of({"blocks.1.ffn.gate.weight"}, true).find("blocks.1.ffn.up.weight is not") != std::string::npos);
+}
+
+namespace {
+
+double factor_of(const ParamTable& table, const std::string& name) {
+  return table.find(name)->rate_factor;
+}
+
+ParamTable scaled(const FinetuneConfig& config, bool tied = true) {
+  ParamTable table = make_param_table(spec_of(false, tied), InitConfig{});
+  freeze_parameters(table, config.freeze);
+  scale_learning_rates(table, config);
+  return table;
+}
+
+}  // namespace
+
+TEST_CASE("a learning rate has the factor of the last pattern that matches and one for each layer behind") {
+  for (const Parameter& parameter : scaled({}).parameters()) CHECK(parameter.rate_factor == 1.0);
+  const ParamTable table =
+      scaled({.learning_rates = {{"blocks.*", 0.5}, {"blocks.1.ffn.*", 3.0}}, .layer_decay = 0.25}, false);
+  CHECK(factor_of(table, "head.weight") == 1.0);
+  CHECK(factor_of(table, "blocks.1.attention.query.weight") == 0.5 * 0.25);
+  CHECK(factor_of(table, "blocks.1.ffn.up.weight") == 3.0 * 0.25);
+  CHECK(factor_of(table, "blocks.0.ffn.up.weight") == 0.5 * 0.0625);
+  CHECK(factor_of(table, "embedding.token.weight") == 0.015625);
+  // A tied copy goes with its owner.
+  CHECK(factor_of(scaled({.layer_decay = 0.25}), "head.weight") == 0.015625);
+}
+
+TEST_CASE("factors for nothing and for frozen parameters alone are refused by name") {
+  CHECK(message_of<UserError>([] {
+          scaled({.learning_rates = {{"block.0.*", 0.5}}});
+        }).starts_with("finetune.learning_rates: \"block.0.*\" matches no parameter"));
+  CHECK(message_of<UserError>([] {
+          scaled({.freeze = {"blocks.0.*"}, .learning_rates = {{"blocks.0.*", 0.5}}});
+        }).starts_with("finetune.learning_rates: all that \"blocks.0.*\" matches is frozen (finetune.freeze)"));
+  CHECK_NOTHROW(scaled({.freeze = {"blocks.0.*"}, .learning_rates = {{"blocks.*", 0.5}}}));
 }

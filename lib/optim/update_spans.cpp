@@ -1,0 +1,30 @@
+#include "optim/update_spans.h"
+
+#include <algorithm>
+
+namespace scaletrain {
+
+std::vector<UpdateSpan> update_spans(const ShardLayout& layout, const ParamTable& table, const FlatRange& range,
+                                     double weight_decay) {
+  std::vector<UpdateSpan> out;
+  for (const ParamSpan& span : layout.spans()) {
+    if (span.buffer != range.buffer) continue;
+    const std::int64_t begin = std::max(span.offset, range.first);
+    const std::int64_t end = std::min(span.offset + span.count, range.first + range.count);
+    if (begin >= end) continue;
+    const Parameter& parameter = table.parameters()[static_cast<std::size_t>(span.parameter)];
+    const double decay = parameter.decays ? weight_decay : 0.0;
+    if (!out.empty() && out.back().weight_decay == decay && out.back().rate_factor == parameter.rate_factor &&
+        out.back().first + out.back().count == begin - range.first) {
+      out.back().count += end - begin;
+    } else {
+      out.push_back({.first = begin - range.first,
+                     .count = end - begin,
+                     .weight_decay = decay,
+                     .rate_factor = parameter.rate_factor});
+    }
+  }
+  return out;
+}
+
+}  // namespace scaletrain
