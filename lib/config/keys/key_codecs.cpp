@@ -298,7 +298,7 @@ std::string FactorsCodec::parse(const YamlNode& node, Factors& value) const {
   if (node.kind != YamlNode::Kind::map) return expected("a mapping such as {blocks.0.*: 0.1}", node);
   Factors out;
   for (const YamlEntry& entry : node.entries) {
-    if (const std::string problem = check_pattern(entry.key); !problem.empty()) return problem;
+    if (std::string problem = check_pattern(entry.key); !problem.empty()) return problem;
     double factor = 0;
     const std::string problem = NumberCodec{0.0, most, Bounds::open_below}.parse(entry.value, factor);
     if (!problem.empty()) return fmt::format("{}: {}", entry.key, problem);
