@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <initializer_list>
+#include <numbers>
 #include <string>
 #include <string_view>
 
@@ -210,6 +211,15 @@ void check_operation(const Backend& backend, const LinearBackwardWeight& op) {
   check.disjoint("d_bias", op.d_bias, {op.input, op.d_output});
 }
 
+// heads: of all layouts of the operation.
+void check_rows(const Checker& check, std::string_view name, const ConstView& values, const RowLayout& layout,
+                std::int64_t heads) {
+  check.require(name, layout.heads == heads && heads >= 0, "as many heads as the operation's other rows");
+  if (heads == 0) return;
+  check.require(name, values.shape()[0] % heads == 0, "a multiple of its heads as rows");
+  check.require(name, layout.stride >= heads * values.shape()[1], "a stride of at least heads times columns");
+}
+
 void check_operation(const Backend& backend, const NormForward& op) {
   const Checker check("NormForward", backend);
   check.matrix("input", op.input, check.compute());
@@ -227,6 +237,8 @@ void check_operation(const Backend& backend, const NormForward& op) {
     check.require("bias", !op.bias, "none for rmsnorm");
   }
   check.operand("rstd", op.rstd, check.master(), Shape{rows});
+  check_rows(check, "input", op.input, op.input_rows, op.input_rows.heads);
+  check_rows(check, "output", op.output, op.output_rows, op.input_rows.heads);
   check.disjoint("output", op.output, {op.input, op.weight, op.bias, op.mean, op.rstd});
 }
 
@@ -242,6 +254,13 @@ void check_operation(const Backend& backend, const NormBackwardInput& op) {
   check.operand("rstd", op.rstd, check.master(), Shape{rows});
   check.optional("addend", op.addend, check.compute(), op.input.shape());
   check.operand("d_input", op.d_input, check.compute(), op.input.shape());
+  const std::int64_t heads = op.input_rows.heads;
+  check_rows(check, "input", op.input, op.input_rows, heads);
+  check_rows(check, "d_output", op.d_output, op.d_output_rows, heads);
+  check_rows(check, "d_input", op.d_input, op.d_input_rows, heads);
+  check.require("addend", heads == 0 || !op.addend, "none for heads");
+  if (op.d_input.data() == op.d_output.data())
+    check.require("d_input", op.d_input_rows == op.d_output_rows, "the rows of d_output, in whose place it is");
   check.disjoint("d_input", op.d_input, {op.input, op.weight, op.mean, op.rstd});
   check.disjoint_or_same("d_input", op.d_input, op.addend);
   check.disjoint_or_same("d_input", op.d_input, op.d_output);
@@ -257,6 +276,8 @@ void check_operation(const Backend& backend, const NormBackwardWeight& op) {
   check.operand("rstd", op.rstd, check.master(), Shape{rows});
   check.operand("d_weight", op.d_weight, check.master(), Shape{columns});
   check.optional("d_bias", op.d_bias, check.master(), Shape{columns});
+  check_rows(check, "input", op.input, op.input_rows, op.input_rows.heads);
+  check_rows(check, "d_output", op.d_output, op.d_output_rows, op.input_rows.heads);
   check.disjoint("d_weight", op.d_weight, {op.input, op.d_output, op.mean, op.rstd, op.d_bias});
   check.disjoint("d_bias", op.d_bias, {op.input, op.d_output, op.mean, op.rstd});
 }
@@ -286,6 +307,12 @@ void check_operation(const Backend& backend, const RopeRotate& op) {
   check.require("num_heads", op.num_heads >= 0, "at least 0");
   check.require("head_size", op.head_size > 0 && op.head_size % 2 == 0, "an even number of at least 2");
   check.require("theta", op.theta > 0 && std::isfinite(op.theta), "a finite number above 0");
+  const RopeScaling& scaling = op.scaling;
+  check.require("scaling.factor", scaling.factor > 0 && std::isfinite(scaling.factor), "a finite number above 0");
+  check.require("scaling.original_context", scaling.original_context >= 0 && std::isfinite(scaling.original_context),
+                "a finite number of at least 0");
+  check.require("scaling.low_frequency_factor", scaling.low_frequency_factor < scaling.high_frequency_factor,
+                "less than high_frequency_factor");
   check_heads(check, "values", op.values, op.row_stride, Shape{1, op.positions.shape()[0], op.num_heads, op.head_size});
 }
 
@@ -505,6 +532,18 @@ std::int64_t AttentionWorkspace::lent(const AttentionShape& shape) const {
   const auto part = largest_part(shape, most);
   return part ? *wanted(part_of(shape, *part)) : 0;
 }
+double scaled_frequency(const RopeScaling& scaling, double frequency) {
+  if (scaling.factor == 1.0) return frequency;
+  double kept = 0.0;
+  if (scaling.original_context > 0.0) {
+    const double turns = frequency * scaling.original_context / (2.0 * std::numbers::pi);
+    kept = std::clamp(
+        (turns - scaling.low_frequency_factor) / (scaling.high_frequency_factor - scaling.low_frequency_factor), 0.0,
+        1.0);
+  }
+  return frequency * (kept + (1.0 - kept) / scaling.factor);
+}
+
 AttentionShape part_of(AttentionShape shape, const AttentionPart& part) {
   shape.heads = shape.heads / shape.kv_heads * part.kv_heads;
   shape.kv_heads = part.kv_heads;

@@ -78,9 +78,22 @@ struct LinearBackwardWeight {
   bool operator==(const LinearBackwardWeight&) const = default;
 };
 
+// How rows of C elements lie: one after the other, or as the heads of a wider matrix's rows: `heads` of them one after
+// the other, and such groups `stride` elements apart.
+struct RowLayout {
+  std::int64_t heads = 0;   // 0: one after the other
+  std::int64_t stride = 0;  // elements; at least heads · C
+  // Where a row starts, in elements.
+  std::int64_t start(std::int64_t row, std::int64_t columns) const {
+    return heads == 0 ? row * columns : row / heads * stride + row % heads * columns;
+  }
+  bool operator==(const RowLayout&) const = default;
+};
+
 // layernorm: y = (x - mean) · rstd · weight + bias, rstd = 1/sqrt(var + epsilon), var biased (Ba et al. 2016).
 // rmsnorm:   y = x · rstd · weight, rstd = 1/sqrt(mean(x²) + epsilon) (Zhang and Sennrich 2019).
-// Statistics over C, kept as mean[N] (layernorm only) and rstd[N] in f32 (f64 in the f64 reference).
+// Statistics over C, kept as mean[N] (layernorm only) and rstd[N] in f32 (f64 in the f64 reference). Rows may be heads;
+// the views then have the logical shape, and all layouts of an operation as many heads.
 struct NormForward {
   NormType type = NormType::layernorm;
   double epsilon = 1e-5;
@@ -90,11 +103,12 @@ struct NormForward {
   View output;       // [N,C]
   View mean;         // [N]; absent for rmsnorm
   View rstd;         // [N]
+  RowLayout input_rows{}, output_rows{};
   bool operator==(const NormForward&) const = default;
 };
 
 // d_input[N,C] = gradient of the norm (+ addend[N,C], optional: the residual path's gradient). d_input may be the
-// addend, and may be d_output.
+// addend, and may be d_output. There is no addend to heads.
 struct NormBackwardInput {
   NormType type = NormType::layernorm;
   ConstView d_output;
@@ -104,6 +118,7 @@ struct NormBackwardInput {
   ConstView rstd;
   ConstView addend;
   View d_input;
+  RowLayout d_output_rows{}, input_rows{}, d_input_rows{};
   bool operator==(const NormBackwardInput&) const = default;
 };
 
@@ -116,6 +131,7 @@ struct NormBackwardWeight {
   ConstView rstd;
   View d_weight;
   View d_bias;
+  RowLayout d_output_rows{}, input_rows{};
   bool operator==(const NormBackwardWeight&) const = default;
 };
 
@@ -136,9 +152,23 @@ struct ActivationBackward {
   bool operator==(const ActivationBackward&) const = default;
 };
 
+// How a context longer than the one that a model was made for is reached: rotation frequencies are divided by a factor.
+// All of them (Chen et al. 2023) where there is no original context; else those alone that turn less than
+// low_frequency_factor times within it, none that turns more than high_frequency_factor times, and in between a share
+// that grows evenly (Llama 3.1, Dubey et al. 2024).
+struct RopeScaling {
+  double factor = 1.0;  // 1: none
+  double low_frequency_factor = 1.0;
+  double high_frequency_factor = 4.0;
+  double original_context = 0.0;  // tokens; 0: all frequencies
+  bool operator==(const RopeScaling&) const = default;
+};
+// frequency: the angle from one position to the next.
+double scaled_frequency(const RopeScaling& scaling, double frequency);
+
 // Rotary position embedding (Su et al. 2021), halves convention of Hugging Face's Llama: for head dims d < D/2 the pair
-// (x[d], x[d+D/2]) is rotated by the angle position · theta^(-2d/D), or by its negative (the backward). In place over
-// heads [0, num_heads) of each row; row n starts at values + n · row_stride.
+// (x[d], x[d+D/2]) is rotated by the angle position · f, or by its negative (the backward), where the frequency f is
+// theta^(-2d/D), scaled. In place over heads [0, num_heads) of each row; row n starts at values + n · row_stride.
 struct RopeRotate {
   View values;                  // at least [N, num_heads·D] with the stride below
   std::int64_t row_stride = 0;  // elements
@@ -147,6 +177,7 @@ struct RopeRotate {
   ConstView positions;  // [N] i32
   double theta = 10000.0;
   bool inverse = false;
+  RopeScaling scaling{};
   bool operator==(const RopeRotate&) const = default;
 };
 

@@ -18,6 +18,7 @@ enum class DeviceKind { automatic, cpu, cuda };
 enum class NormKind { layernorm, rmsnorm };
 enum class ActivationKind { gelu, gelu_tanh, swiglu };
 enum class PositionKind { learned, rope };
+enum class RopeScalingKind { none, linear, llama3 };
 enum class InitKind { normal, xavier, he };
 enum class TokenizerKind { bytes, ids, bpe, sentencepiece };
 enum class DocumentAttention { across, within };
@@ -54,24 +55,42 @@ struct InitConfig {
   std::optional<std::string> from;  // a Hugging Face folder
 };
 
+// How rotation frequencies are divided, for contexts longer than those that a model was first made for.
+struct RopeScalingConfig {
+  RopeScalingKind type = RopeScalingKind::none;
+  double factor = 1.0;
+  double low_frequency_factor = 1.0;     // llama3
+  double high_frequency_factor = 4.0;    // llama3
+  std::int64_t original_context = 8192;  // llama3; tokens
+  bool operator==(const RopeScalingConfig&) const = default;
+};
+
 struct ModelConfig {
   std::optional<std::string> preset;
   std::int64_t layers = 12;
   std::int64_t hidden = 768;
   std::int64_t heads = 12;
-  std::int64_t kv_heads = 12;         // default: heads
-  std::int64_t ffn_hidden = 3072;     // default: 4 * hidden
-  std::int64_t context = 1024;        // tokens per training sample
-  std::optional<std::int64_t> vocab;  // nothing: auto, the tokenizer's size
+  std::int64_t kv_heads = 12;            // default: heads
+  std::optional<std::int64_t> head_dim;  // nothing: hidden / heads
+  std::int64_t ffn_hidden = 3072;        // default: 4 * hidden
+  std::int64_t context = 1024;           // tokens per training sample
+  std::optional<std::int64_t> vocab;     // nothing: auto, the tokenizer's size
   NormKind norm = NormKind::layernorm;
   double norm_epsilon = 1e-5;
   ActivationKind activation = ActivationKind::gelu;
   PositionKind position = PositionKind::learned;
   double rope_theta = 10000.0;
+  RopeScalingConfig rope_scaling;
   bool bias = true;
+  std::optional<bool> qkv_bias;  // of query, key and value; nothing: as bias
+  bool qk_norm = false;
   bool tie_embeddings = true;
   double dropout = 0.0;
   InitConfig init;
+
+  // Of heads that divide the hidden size, where head_dim is not given.
+  std::int64_t head_size() const { return head_dim.value_or(hidden / heads); }
+  bool has_qkv_bias() const { return qkv_bias.value_or(bias); }
 };
 
 struct TokenizerConfig {

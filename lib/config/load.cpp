@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "config/environment.h"
+#include "config/folder_model.h"
 #include "config/input_paths.h"
 #include "config/keys/key_table.h"
 #include "config/keys/keys.h"
@@ -35,10 +36,12 @@ struct ReadResult {
   std::vector<std::string> notices;
 };
 
-ReadResult read_tree(const YamlNode& root, Origin origin, const LoadOptions& options, ReadContext& context) {
+ReadResult read_tree(const YamlNode& root, Origin origin, const LoadOptions& options,
+                     const std::filesystem::path& folder, ReadContext& context) {
   ReadResult out;
   apply_preset(root, out.config);
   read_config(root, out.config, context);
+  take_folder_model(options.look_at_model, folder, out.config, context, out.notices);
   if (out.config.run.device == DeviceKind::automatic && options.choose_device && !is_broken(context, "run.device"))
     out.config.run.device = options.choose_device(out.config, out.notices);
   out.compute_of_run = out.config.compute_precision();
@@ -141,7 +144,7 @@ LoadedConfig parse_config(std::string_view text, const std::string& name, const 
   ReadContext context(diagnostics);
   LoadedConfig out;
   if (const auto root = build_tree(text, overrides, environment, diagnostics)) {
-    ReadResult result = read_tree(*root, Origin::user, options, context);
+    ReadResult result = read_tree(*root, Origin::user, options, folder, context);
     out.places = places_of_keys(result.config, context);
     out.config = std::move(result.config);
     out.compute_of_run = result.compute_of_run;
@@ -196,7 +199,7 @@ Config parse_resolved_config(std::string_view text, const std::string& where) {
   ReadResult result;
   const EnvironmentLookup nothing = [](const std::string&) { return std::nullopt; };
   if (const auto root = build_tree(text, {}, nothing, diagnostics))
-    result = read_tree(*root, Origin::program, {}, context);
+    result = read_tree(*root, Origin::program, {}, {}, context);
   if (!diagnostics.empty()) throw InputError(diagnostics.report());
   return std::move(result.config);
 }

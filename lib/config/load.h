@@ -59,6 +59,16 @@ enum class MissingPaths {
 // Looks at what the paths lead to: data/source_check.h.
 using DataLook = std::function<std::vector<InputProblem>(const DataConfig&)>;
 
+// The model that model.init.from leads to.
+struct FolderModel {
+  ModelConfig model;                   // vocab set
+  std::optional<std::int64_t> window;  // the most tokens that a sample may have, whatever its positions
+  bool is_of_run = false;              // of a checkpoint of the run, which no longer needs the folder
+};
+// Of a config whose paths are resolved and that is not complete otherwise. Whatever it throws, the folder cannot be
+// read.
+using FolderModelLook = std::function<FolderModel(const Config&)>;
+
 struct LoadOptions {
   // For `check`, which plans layouts that cannot run yet: values that are not supported yet are no errors but listed in
   // LoadedConfig::unsupported, unless there are errors, which they join.
@@ -66,6 +76,9 @@ struct LoadOptions {
   MissingPaths missing_paths = MissingPaths::ignore;
   // Of a config whose paths are resolved; may be empty.
   DataLook look_at_data{};
+  // Brings what a config with model.init.from leaves out of its model section; train/start/initial_weights.h. Empty:
+  // defaults stand for that.
+  FolderModelLook look_at_model{};
   // The ranks that there will be, where they are known before the config is: what does not fit them is an error among
   // the others.
   std::optional<WorldSize> world{};

@@ -49,6 +49,61 @@ ModelConfig llama(std::int64_t layers, std::int64_t hidden, std::int64_t heads, 
   return model;
 }
 
+// Llama 3.1 and 3.2 as released (config.json): the same for contexts of 128 Ki tokens, all frequencies of few turns in
+// the original 8 Ki tokens divided by `factor`.
+ModelConfig llama3_1(ModelConfig model, double factor, bool tied) {
+  model.context = 131072;
+  model.rope_scaling = {.type = RopeScalingKind::llama3,
+                        .factor = factor,
+                        .low_frequency_factor = 1.0,
+                        .high_frequency_factor = 4.0,
+                        .original_context = 8192};
+  model.tie_embeddings = tied;
+  return model;
+}
+
+// Models of Llama's kind with other vocabularies, contexts and rotations, as released (config.json).
+struct LlamaKind {
+  std::int64_t vocab = 0;
+  std::int64_t context = 0;
+  double rope_theta = 0.0;
+  double norm_epsilon = 0.0;
+  bool tied = false;
+};
+ModelConfig of_kind(ModelConfig model, const LlamaKind& kind) {
+  model.vocab = kind.vocab;
+  model.context = kind.context;
+  model.rope_theta = kind.rope_theta;
+  model.norm_epsilon = kind.norm_epsilon;
+  model.tie_embeddings = kind.tied;
+  return model;
+}
+
+// SmolLM2 (Ben Allal et al. 2025).
+ModelConfig smollm2(const ModelConfig& model) {
+  return of_kind(model, {.vocab = 49152, .context = 8192, .rope_theta = 1e5, .norm_epsilon = 1e-5, .tied = true});
+}
+
+// Mistral 7B (Jiang et al. 2023), version 0.3, which has no sliding window.
+ModelConfig mistral(const ModelConfig& model) {
+  return of_kind(model, {.vocab = 32768, .context = 32768, .rope_theta = 1e6, .norm_epsilon = 1e-5, .tied = false});
+}
+
+// Qwen2.5 (Yang et al. 2024).
+ModelConfig qwen2_5(ModelConfig model) {
+  model = of_kind(model, {.vocab = 151936, .context = 32768, .rope_theta = 1e6, .norm_epsilon = 1e-6, .tied = true});
+  model.qkv_bias = true;
+  return model;
+}
+
+// Qwen3 (Yang et al. 2025): heads of 128, whatever the hidden size.
+ModelConfig qwen3(ModelConfig model, bool tied) {
+  model = of_kind(model, {.vocab = 151936, .context = 40960, .rope_theta = 1e6, .norm_epsilon = 1e-6, .tied = tied});
+  model.head_dim = 128;
+  model.qk_norm = true;
+  return model;
+}
+
 // Small enough for a test or a first run on a laptop; the tokenizer decides the vocabulary.
 ModelConfig tiny(ModelConfig model) {
   model.context = 64;
@@ -79,6 +134,17 @@ const Presets& presets() {
     add("llama-8b", llama(32, 4096, 32, 8, 14336));
     add("llama-70b", llama(80, 8192, 64, 8, 28672));
     add("llama-405b", llama(126, 16384, 128, 8, 53248));
+    add("llama-3.1-8b", llama3_1(llama(32, 4096, 32, 8, 14336), 8.0, false));
+    add("llama-3.2-1b", llama3_1(llama(16, 2048, 32, 8, 8192), 32.0, true));
+    add("llama-3.2-3b", llama3_1(llama(28, 3072, 24, 8, 8192), 32.0, true));
+    add("smollm2-135m", smollm2(llama(30, 576, 9, 3, 1536)));
+    add("smollm2-360m", smollm2(llama(32, 960, 15, 5, 2560)));
+    add("mistral-7b-v0.3", mistral(llama(32, 4096, 32, 8, 14336)));
+    add("qwen2.5-0.5b", qwen2_5(llama(24, 896, 14, 2, 4864)));
+    add("qwen3-0.6b", qwen3(llama(28, 1024, 16, 8, 3072), true));
+    add("qwen3-1.7b", qwen3(llama(28, 2048, 16, 8, 6144), true));
+    add("qwen3-4b", qwen3(llama(36, 2560, 32, 8, 9728), true));
+    add("qwen3-8b", qwen3(llama(36, 4096, 32, 8, 12288), false));
     return out;
   }();
   return all;

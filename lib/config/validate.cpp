@@ -12,6 +12,7 @@
 
 #include "base/text.h"
 #include "config/keys/keys.h"
+#include "config/keys/number_text.h"
 
 namespace scaletrain {
 
@@ -97,25 +98,26 @@ class Rules {
 
   void check_model() {
     const ModelConfig& model = config_.model;
-    if (!are_fine({"model", "model.preset", "model.heads"})) return;
-    if (are_fine({"model.hidden"}) && model.hidden % model.heads != 0) {
+    if (!are_fine({"model", "model.preset", "model.heads", "model.head_dim"})) return;
+    const std::string head = model.head_dim ? fmt::format("head_dim {}", *model.head_dim)
+                                            : fmt::format("hidden / heads = {}", model.hidden / model.heads);
+    if (are_fine({"model.hidden"}) && !model.head_dim && model.hidden % model.heads != 0) {
       refuse({"model.hidden", "model.heads", "model.preset"},
              fmt::format("{}{} is no multiple of heads {}{}", model.hidden, from_preset("model.hidden"), model.heads,
                          from_preset("model.heads")));
     } else if (are_fine({"model.hidden", "model.position"}) && model.position == PositionKind::rope &&
-               model.hidden / model.heads % 2 != 0) {
-      refuse({"model.position", "model.hidden", "model.heads", "model.preset"},
-             fmt::format("rope rotates pairs, and a head of hidden / heads = {} is odd", model.hidden / model.heads));
+               model.head_size() % 2 != 0) {
+      refuse({"model.position", "model.head_dim", "model.hidden", "model.heads", "model.preset"},
+             fmt::format("rope rotates pairs, and a head of {} is odd", head));
     }
     // As long as the processor's kernels for halves take (backend/cpu/attention.h).
     constexpr std::int64_t longest_half_head = 1024;
     const bool is_half = config_.precision.compute == Precision::bf16 || config_.precision.compute == Precision::fp16;
-    if (are_fine({"model.hidden", "precision.compute"}) && is_half && model.hidden / model.heads > longest_half_head)
-      refuse(
-          {"model.heads", "precision.compute", "model.hidden", "model.preset"},
-          fmt::format("a head of hidden / heads = {} is longer than {}, the most that precision.compute {} takes; use "
-                      "more heads, or fp32",
-                      model.hidden / model.heads, longest_half_head, to_text(config_.compute_precision())));
+    if (are_fine({"model.hidden", "precision.compute"}) && is_half && model.head_size() > longest_half_head)
+      refuse({"model.heads", "precision.compute", "model.head_dim", "model.hidden", "model.preset"},
+             fmt::format("a head of {} is longer than {}, the most that precision.compute {} takes; use more heads, or "
+                         "fp32",
+                         head, longest_half_head, to_text(config_.compute_precision())));
     if (are_fine({"model.kv_heads"}) && (model.kv_heads > model.heads || model.heads % model.kv_heads != 0)) {
       refuse({"model.kv_heads", "model.heads", "model.preset"},
              fmt::format("heads {}{} is no multiple of kv_heads {}{}", model.heads, from_preset("model.heads"),
@@ -179,6 +181,7 @@ class Rules {
     if (model.position == PositionKind::learned && are_fine({"model.position", "model.preset"}))
       refuse_idle("model.rope_theta", model.rope_theta, (preset != nullptr ? *preset : ModelConfig()).rope_theta,
                   {"model.position", "model.preset"}, "it is only for model.position rope; this one is learned");
+    check_rope_scaling();
     InitConfig& init = model.init;
     const InitConfig fallback;
     if (init.from && are_fine({"model.init.from"})) {
@@ -190,6 +193,40 @@ class Rules {
     } else if (init.type != InitKind::normal && are_fine({"model.init.type"})) {
       refuse_idle("model.init.scale_residual", init.scale_residual, fallback.scale_residual, {"model.init.type"},
                   fmt::format("it is only for model.init.type normal; this one is {}", to_text(init.type)));
+    }
+  }
+
+  void check_rope_scaling() {
+    RopeScalingConfig& scaling = config_.model.rope_scaling;
+    const std::string section = "model.rope_scaling.";
+    const std::string type_key = section + "type";
+    if (!are_fine({type_key, "model.position", "model.preset"})) return;
+    if (scaling.type != RopeScalingKind::none && config_.model.position != PositionKind::rope) {
+      refuse({type_key, "model.position", "model.preset"},
+             fmt::format("{} is only for model.position rope; this one is learned", to_text(scaling.type)));
+      return;
+    }
+    const ModelConfig* preset = config_.model.preset ? find_model_preset(*config_.model.preset) : nullptr;
+    const RopeScalingConfig fallback = preset != nullptr ? preset->rope_scaling : RopeScalingConfig();
+    const std::string kinds = fmt::format("; this one is {}", to_text(scaling.type));
+    if (scaling.type == RopeScalingKind::none)
+      refuse_idle(section + "factor", scaling.factor, fallback.factor, {type_key},
+                  "it is only for model.rope_scaling.type linear and llama3" + kinds);
+    else if (are_fine({section + "factor"}) && scaling.factor == 1.0)
+      refuse({section + "factor", type_key}, "1 changes nothing: say what frequencies are divided by, such as 8");
+    if (scaling.type != RopeScalingKind::llama3) {
+      const std::string reason = "it is only for model.rope_scaling.type llama3" + kinds;
+      refuse_idle(section + "low_frequency_factor", scaling.low_frequency_factor, fallback.low_frequency_factor,
+                  {type_key}, reason);
+      refuse_idle(section + "high_frequency_factor", scaling.high_frequency_factor, fallback.high_frequency_factor,
+                  {type_key}, reason);
+      refuse_idle(section + "original_context", scaling.original_context, fallback.original_context, {type_key},
+                  reason);
+    } else if (are_fine({section + "low_frequency_factor", section + "high_frequency_factor"}) &&
+               scaling.low_frequency_factor >= scaling.high_frequency_factor) {
+      refuse({section + "low_frequency_factor", section + "high_frequency_factor", type_key},
+             fmt::format("{} is no less than high_frequency_factor {}", number_text(scaling.low_frequency_factor),
+                         number_text(scaling.high_frequency_factor)));
     }
   }
 
@@ -466,6 +503,10 @@ void fill_defaults(Config& config, Origin origin, std::optional<DeviceKind> devi
   if (is_open("model.kv_heads")) config.model.kv_heads = config.model.heads;
   follow_preset(config.model, context, notices);
   if (is_open("model.ffn_hidden")) config.model.ffn_hidden = 4 * config.model.hidden;
+  // What goes without saying is nothing: two ways to write one model are one config.
+  ModelConfig& model = config.model;
+  if (model.hidden % model.heads == 0 && model.head_dim == model.hidden / model.heads) model.head_dim.reset();
+  if (model.qkv_bias == model.bias) model.qkv_bias.reset();
   if (origin == Origin::user) fill_precision(config, device.value_or(config.run.device), notices);
   if (origin == Origin::user && config.run.directory.empty()) config.run.directory = "runs/" + config.run.name;
 }

@@ -67,6 +67,7 @@ struct LoadedModel::Impl {
   std::optional<std::int64_t> step;
   std::unique_ptr<Tokenizer> tokenizer;
   std::string tokenizer_notice;
+  std::string context_notice;
   std::unique_ptr<Transformer> transformer;
   ParamTable table;
   ShardLayout layout;
@@ -149,6 +150,11 @@ struct LoadedModel::Impl {
   void open_hugging_face(const fs::path& path, std::optional<TokenizerKind> asked) {
     const HuggingFaceModel model(path);
     config.model = model.model_config();
+    if (const auto& window = model.shape().window; window == config.model.context)
+      context_notice = fmt::format(
+          "attention reaches {} tokens back in this model (sliding window), and beyond that is not supported: its "
+          "context is taken as so many",
+          *window);
     const bool is_asked_for = asked == TokenizerKind::bpe;
     if (is_asked_for || (!asked && holds_bpe_files(path))) open_folder_tokenizer(path, is_asked_for);
     if (!tokenizer) {
@@ -187,6 +193,9 @@ const Tokenizer& LoadedModel::tokenizer() const {
 }
 const std::string& LoadedModel::tokenizer_notice() const {
   return impl_->tokenizer_notice;
+}
+const std::string& LoadedModel::context_notice() const {
+  return impl_->context_notice;
 }
 const Config& LoadedModel::config() const {
   return impl_->config;

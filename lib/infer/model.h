@@ -50,6 +50,8 @@ class LoadedModel {
   const Tokenizer& tokenizer() const;
   // For the user: why the folder's tokenizer is not used, where nobody said how text is read. Empty: nothing to say.
   const std::string& tokenizer_notice() const;
+  // For the user: why the context is shorter than the folder's. Empty: it is not.
+  const std::string& context_notice() const;
   // A checkpoint's own config; for a Hugging Face folder the defaults with its model section.
   const Config& config() const;
   std::optional<std::int64_t> step() const;  // of a checkpoint

@@ -50,8 +50,9 @@ class Block : public Unit {
   std::int64_t attention_features() const { return spec_.heads * spec_.head_size; }
 
   void attention_forward(const UnitRun& run, const UnitOps& ops, const BlockTensors& t) const;
+  // d_query_key: where gradients of normed queries and keys go that must not go to d_qkv; absent: they do.
   void attention_backward(const UnitRun& run, const UnitOps& ops, const BlockTensors& t, const BlockScratch& scratch,
-                          ConstView d_attention, View d_qkv) const;
+                          ConstView d_attention, View d_qkv, View d_query_key) const;
 
   ModelSpec spec_;  // of this rank's part
   TensorPart part_;
@@ -99,7 +100,7 @@ void Block::rebuild(const UnitRun& run, ConstView input, const BlockMemory& memo
     case RecomputeKind::none:
       return;
     case RecomputeKind::selective:
-      return block_rebuild_cheap(ops, spec_, input, t);
+      return block_rebuild_cheap(ops, spec_, input, run.batch.positions, t);
     case RecomputeKind::full:
       block_forward_qkv(ops, spec_, input, run.batch.positions, t, memory.scratch.unsharded);
       attention_forward(run, ops, t);
@@ -108,7 +109,7 @@ void Block::rebuild(const UnitRun& run, ConstView input, const BlockMemory& memo
 }
 
 void Block::attention_forward(const UnitRun& run, const UnitOps& ops, const BlockTensors& t) const {
-  const QkvHeads heads = split_qkv(t.qkv, spec_, run.batch.shape);
+  const QkvHeads heads = split_qkv(t.qkv, t.query_key, spec_, run.batch.shape);
   ops.run(AttentionForward{.shape = attention_shape(spec_, run.batch.shape),
                            .query = {heads.query.values, heads.query.row_stride},
                            .key = {heads.key.values, heads.key.row_stride},
@@ -119,9 +120,9 @@ void Block::attention_forward(const UnitRun& run, const UnitOps& ops, const Bloc
 }
 
 void Block::attention_backward(const UnitRun& run, const UnitOps& ops, const BlockTensors& t,
-                               const BlockScratch& scratch, ConstView d_attention, View d_qkv) const {
-  const QkvHeads heads = split_qkv(t.qkv, spec_, run.batch.shape);
-  const QkvHeads d_heads = split_qkv(d_qkv, spec_, run.batch.shape);
+                               const BlockScratch& scratch, ConstView d_attention, View d_qkv, View d_query_key) const {
+  const QkvHeads heads = split_qkv(t.qkv, t.query_key, spec_, run.batch.shape);
+  const QkvHeads d_heads = split_qkv(d_qkv, d_query_key, spec_, run.batch.shape);
   ops.run(AttentionBackward{.shape = attention_shape(spec_, run.batch.shape),
                             .query = {heads.query.values, heads.query.row_stride},
                             .key = {heads.key.values, heads.key.row_stride},
@@ -134,7 +135,7 @@ void Block::attention_backward(const UnitRun& run, const UnitOps& ops, const Blo
                             .d_key = d_heads.key,
                             .d_value = d_heads.value,
                             .workspace = attention_workspace(extent(run), t, scratch)});
-  rotate_query_key(ops, spec_, d_qkv, run.batch.positions, true);
+  rotate_query_key(ops, spec_, d_qkv, d_query_key, run.batch.positions, true);
 }
 
 Saved Block::forward(const UnitRun& run, const Bundle& input, const Bundle& output, Region saved) const {
@@ -180,10 +181,13 @@ void Block::backward(const UnitRun& run, Saved saved, const Bundle& d_output, co
 
   const View d_middle_unsharded = sums.unsharded(d_middle, scratch.unsharded_in_wide);
   ops.row_backward_weight("attention.output", t.attention, d_middle_unsharded, d_middle);
-  const View d_attention = part(sums.sequence() ? scratch.unsharded : t.middle, 0, t.attention.shape());
+  View d_attention = scratch.d_attention;
+  if (!d_attention) d_attention = part(sums.sequence() ? scratch.unsharded : t.middle, 0, t.attention.shape());
   ops.linear_backward_input("attention.output", d_middle_unsharded, d_attention);
   const View d_qkv = part(scratch.wide, 0, {rows, qkv_features(spec_)});
-  attention_backward(run, ops, t, scratch, d_attention, d_qkv);
+  attention_backward(run, ops, t, scratch, d_attention, d_qkv, {});
+  norm_backward_query_key_weight(ops, spec_, t, {}, d_qkv);
+  norm_backward_query_key(ops, spec_, t, {}, d_qkv);
   ops.column_backward_weight("attention.qkv", t.attention_norm.output, d_qkv, scratch.unsharded);
   const View d_attention_norm = t.attention_norm.output;
   ops.column_backward_input("attention.qkv", d_qkv, d_attention_norm, scratch.unsharded);
@@ -216,9 +220,11 @@ WeightWork Block::backward_input(const UnitRun& run, Saved saved, const Bundle& 
   ops.column_backward_input(ffn_input_layer(spec_), work.d_pre_activation, work.d_ffn_norm, scratch.unsharded);
   ops.norm_backward_input("ffn_norm", work.d_ffn_norm, t.middle, t.ffn_norm, work.d_output, work.d_middle);
 
-  const View d_attention = part(sums.sequence() ? scratch.unsharded : scratch.wide, 0, t.attention.shape());
+  View d_attention = scratch.d_attention;
+  if (!d_attention) d_attention = part(sums.sequence() ? scratch.unsharded : scratch.wide, 0, t.attention.shape());
   ops.linear_backward_input("attention.output", sums.unsharded(work.d_middle, scratch.unsharded_in_wide), d_attention);
-  attention_backward(run, ops, t, scratch, d_attention, work.d_qkv);
+  attention_backward(run, ops, t, scratch, d_attention, work.d_qkv, work.d_query_key);
+  norm_backward_query_key(ops, spec_, t, work.d_query_key, work.d_qkv);
   ops.column_backward_input("attention.qkv", work.d_qkv, work.d_attention_norm, scratch.unsharded);
   ops.norm_backward_input("attention_norm", work.d_attention_norm, input, t.attention_norm, work.d_middle,
                           d_input.hidden);
@@ -241,6 +247,7 @@ void Block::backward_weight(const UnitRun& run, WeightWork work) const {
   ops.row_backward_weight("attention.output", t.attention, sums.unsharded(gradients.d_middle, unsharded),
                           gradients.d_middle);
   ops.column_backward_weight("attention.qkv", t.attention_norm.output, gradients.d_qkv, unsharded);
+  norm_backward_query_key_weight(ops, spec_, t, gradients.d_query_key, gradients.d_qkv);
   ops.norm_backward_weight("attention_norm", gradients.d_attention_norm, held.second.hidden, t.attention_norm);
 }
 

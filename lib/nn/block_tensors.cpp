@@ -1,6 +1,7 @@
 #include "nn/block_tensors.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 namespace scaletrain {
@@ -18,6 +19,14 @@ AttentionShape attention_shape(const ModelSpec& spec, const BatchShape& shape) {
 std::int64_t qkv_features(const ModelSpec& spec) {
   return (spec.heads + 2 * spec.kv_heads) * spec.head_size;
 }
+
+namespace {
+
+std::int64_t query_key_features(const ModelSpec& spec) {
+  return (spec.heads + spec.kv_heads) * spec.head_size;
+}
+
+}  // namespace
 
 std::int64_t pre_activation_features(const ModelSpec& spec) {
   return spec.activation == ActivationKind::swiglu ? 2 * spec.ffn_hidden : spec.ffn_hidden;
@@ -39,7 +48,15 @@ BlockTensors carve_block(const BlockRegions& regions, const BlockExtent& extent)
   const std::int64_t own = own_rows(extent.part, rows);
   BlockTensors t;
   t.attention_norm = carve_norm(cheap, spec, own, compute);
-  t.qkv = product.allocate(compute, {rows, qkv_features(spec)});
+  RegionAllocator& qkv = spec.qk_norm ? product_for_weights : product;
+  t.qkv = qkv.allocate(compute, {rows, qkv_features(spec)});
+  if (spec.qk_norm) {
+    RegionAllocator& statistics = extent.recompute == RecomputeKind::none ? regions.kept : regions.rebuilt_for_weights;
+    RegionAllocator& normed = extent.recompute == RecomputeKind::none ? regions.kept : regions.rebuilt;
+    t.query_key = normed.allocate(compute, {rows, query_key_features(spec)});
+    t.query_rstd = statistics.allocate(accumulator_type(compute), {rows * spec.heads});
+    t.key_rstd = statistics.allocate(accumulator_type(compute), {rows * spec.kv_heads});
+  }
   t.attention = product_for_weights.allocate(compute, {rows, spec.heads * spec.head_size});
   t.log_sum_exp = product.allocate(accumulator_type(compute), {extent.shape.samples, spec.heads, extent.shape.tokens});
   t.middle = product_for_weights.allocate(compute, {own, spec.hidden});
@@ -60,7 +77,9 @@ BlockWork carve_block_work(RegionAllocator& region, const BlockExtent& extent, c
   work.d_ffn_norm = region.allocate(compute, own);
   work.d_middle = region.allocate(compute, own);
   work.d_qkv = region.allocate(compute, {rows, qkv_features(spec)});
-  const bool takes_qkv = extent.part.degree == 1 && extent.recompute != RecomputeKind::full;
+  if (spec.qk_norm) work.d_query_key = region.allocate(compute, {rows, query_key_features(spec)});
+  const bool takes_qkv = extent.part.degree == 1 && extent.recompute != RecomputeKind::full && !spec.qk_norm &&
+                         qkv_features(spec) >= spec.hidden;
   work.d_attention_norm = takes_qkv ? part(tensors.qkv, 0, own) : region.allocate(compute, own);
   return work;
 }
@@ -95,6 +114,8 @@ BlockScratch carve_block_scratch(RegionAllocator& region, const BlockExtent& ext
   BlockScratch scratch;
   if (const Shape workspace = attention_workspace_shape(extent); !fits_pre_activation(workspace, extent))
     scratch.attention_workspace = region.allocate(accumulator_type(extent.compute), workspace);
+  if (const std::int64_t heads = spec.heads * spec.head_size; heads > spec.hidden)
+    scratch.d_attention = region.allocate(extent.compute, {rows, heads});
   if (!divides_rows(extent.part)) {
     scratch.wide = region.allocate(extent.compute, {rows, features});
     return scratch;
@@ -115,33 +136,82 @@ BlockMemory carve_block_memory(RegionAllocator& saved, RegionAllocator& scratch,
   return memory;
 }
 
-QkvHeads split_qkv(const View& qkv, const ModelSpec& spec, const BatchShape& shape) {
-  const std::int64_t stride = qkv_features(spec);
-  const auto heads = [&](std::int64_t first_head, std::int64_t count) {
+QkvHeads split_qkv(const View& qkv, const View& query_key, const ModelSpec& spec, const BatchShape& shape) {
+  const auto heads = [&](const View& matrix, std::int64_t first_head, std::int64_t count) {
     const std::int64_t first = first_head * spec.head_size;
     // The logical shape; the rows lie a stride apart, so the last one ends before the matrix does.
     const Shape logical{shape.samples, shape.tokens, count, spec.head_size};
-    return HeadsView{part(qkv, first, logical), stride};
+    return HeadsView{part(matrix, first, logical), matrix.shape()[1]};
   };
-  return {heads(0, spec.heads), heads(spec.heads, spec.kv_heads), heads(spec.heads + spec.kv_heads, spec.kv_heads)};
+  const View& former = query_key ? query_key : qkv;
+  return {heads(former, 0, spec.heads), heads(former, spec.heads, spec.kv_heads),
+          heads(qkv, spec.heads + spec.kv_heads, spec.kv_heads)};
 }
 
-void rotate_query_key(const UnitOps& ops, const ModelSpec& spec, const View& qkv, ConstView positions, bool inverse) {
+void rotate_query_key(const UnitOps& ops, const ModelSpec& spec, const View& qkv, const View& query_key,
+                      ConstView positions, bool inverse) {
   if (spec.position != PositionKind::rope) return;
-  ops.run(RopeRotate{.values = qkv,
-                     .row_stride = qkv_features(spec),
+  const View& values = query_key ? query_key : qkv;
+  ops.run(RopeRotate{.values = values,
+                     .row_stride = values.shape()[1],
                      .num_heads = spec.heads + spec.kv_heads,
                      .head_size = spec.head_size,
                      .positions = positions,
                      .theta = spec.rope_theta,
-                     .inverse = inverse});
+                     .inverse = inverse,
+                     .scaling = spec.rope_scaling});
+}
+
+namespace {
+
+// The heads of one of the two norms as rows, in a matrix of all of them.
+struct NormedHeads {
+  std::string_view layer;
+  std::int64_t first, count;
+  View rstd;
+
+  HeadRows in(const View& matrix, const ModelSpec& spec) const {
+    const Shape logical{matrix.shape()[0] * count, spec.head_size};
+    return {part(matrix, first * spec.head_size, logical), {count, matrix.shape()[1]}};
+  }
+};
+
+std::array<NormedHeads, 2> normed_heads(const ModelSpec& spec, const BlockTensors& t) {
+  return {{{"attention.query_norm", 0, spec.heads, t.query_rstd},
+           {"attention.key_norm", spec.heads, spec.kv_heads, t.key_rstd}}};
+}
+
+// qkv → query_key, normed and rotated.
+void norm_query_key(const UnitOps& ops, const ModelSpec& spec, ConstView positions, const BlockTensors& t) {
+  if (spec.qk_norm)
+    for (const NormedHeads& heads : normed_heads(spec, t))
+      ops.head_norm_forward(heads.layer, heads.in(t.qkv, spec), heads.in(t.query_key, spec), heads.rstd);
+  rotate_query_key(ops, spec, t.qkv, t.query_key, positions, false);
+}
+
+}  // namespace
+
+void norm_backward_query_key(const UnitOps& ops, const ModelSpec& spec, const BlockTensors& t, const View& d_query_key,
+                             const View& d_qkv) {
+  if (!spec.qk_norm) return;
+  for (const NormedHeads& heads : normed_heads(spec, t))
+    ops.head_norm_backward_input(heads.layer, heads.in(d_query_key ? d_query_key : d_qkv, spec), heads.in(t.qkv, spec),
+                                 heads.rstd, heads.in(d_qkv, spec));
+}
+
+void norm_backward_query_key_weight(const UnitOps& ops, const ModelSpec& spec, const BlockTensors& t,
+                                    const View& d_query_key, const View& d_qkv) {
+  if (!spec.qk_norm) return;
+  for (const NormedHeads& heads : normed_heads(spec, t))
+    ops.head_norm_backward_weight(heads.layer, heads.in(d_query_key ? d_query_key : d_qkv, spec), heads.in(t.qkv, spec),
+                                  heads.rstd);
 }
 
 void block_forward_qkv(const UnitOps& ops, const ModelSpec& spec, ConstView input, ConstView positions,
                        const BlockTensors& t, View unsharded) {
   ops.norm_forward("attention_norm", input, t.attention_norm);
   ops.column_forward("attention.qkv", t.attention_norm.output, t.qkv, unsharded);
-  rotate_query_key(ops, spec, t.qkv, positions, false);
+  norm_query_key(ops, spec, positions, t);
 }
 
 void block_forward_middle(const UnitOps& ops, const ModelSpec& spec, ConstView input, const BlockTensors& t,
@@ -155,8 +225,10 @@ void block_forward_output(const UnitOps& ops, View output, const BlockTensors& t
   ops.row_forward("ffn.down", t.activation, output, t.middle, unsharded);
 }
 
-void block_rebuild_cheap(const UnitOps& ops, const ModelSpec& spec, ConstView input, const BlockTensors& t) {
+void block_rebuild_cheap(const UnitOps& ops, const ModelSpec& spec, ConstView input, ConstView positions,
+                         const BlockTensors& t) {
   ops.norm_forward("attention_norm", input, t.attention_norm);
+  if (spec.qk_norm) norm_query_key(ops, spec, positions, t);
   ops.norm_forward("ffn_norm", t.middle, t.ffn_norm);
   ops.run(ActivationForward{.type = activation_type(spec), .input = t.pre_activation, .output = t.activation});
 }

@@ -31,9 +31,12 @@ struct BlockRegions {
 struct BlockTensors {
   NormTensors attention_norm;  // of n rows, as everything with C columns
   View qkv;                    // [N, (H+2G)·D], query and key rotated where positions are rotary
-  View attention;              // [N, H·D]
-  View log_sum_exp;            // [B, H, T]
-  View middle;                 // [n,C] x + attention(norm(x))
+  // With query and key norms those two are as the maps made them in qkv, and normed and rotated here: [N, (H+G)·D],
+  // with the statistics of each head's norm [N·H], [N·G].
+  View query_key, query_rstd, key_rstd;
+  View attention;    // [N, H·D]
+  View log_sum_exp;  // [B, H, T]
+  View middle;       // [n,C] x + attention(norm(x))
   NormTensors ffn_norm;
   View pre_activation;  // [N,F], or [N,2F] with a gate
   View activation;      // [N,F]
@@ -50,7 +53,9 @@ struct BlockWork {
   View d_ffn_norm;        // [n,C]
   View d_middle;          // [n,C]
   View d_qkv;             // as qkv
-  // [n,C]; in the memory of BlockTensors::qkv where that is kept, and large enough for sure: degree one.
+  View d_query_key;       // as query_key
+  // [n,C]; in the memory of BlockTensors::qkv where that is kept and not read any more, and large enough for sure:
+  // degree one.
   View d_attention_norm;
 };
 BlockWork carve_block_work(RegionAllocator& region, const BlockExtent& extent, const BlockTensors& tensors);
@@ -60,6 +65,7 @@ struct BlockScratch {
   View wide;       // [N, the most of what it holds]: the gradient of pre_activation or qkv, and what leads to them
   View unsharded;  // [N,C] with sequence shards: gathered rows, or a partial sum
   View unsharded_in_wide;    // the same in the memory of `wide`
+  View d_attention;          // [N, H·D] where that is more than C
   View attention_workspace;  // where pre_activation is too small for it
 };
 BlockScratch carve_block_scratch(RegionAllocator& region, const BlockExtent& extent);
@@ -84,14 +90,21 @@ AttentionShape attention_shape(const ModelSpec& spec, const BatchShape& shape);
 std::int64_t qkv_features(const ModelSpec& spec);
 std::int64_t pre_activation_features(const ModelSpec& spec);
 
-// Query, key and value heads of a fused matrix of rows that start at `first_row`.
+// Query, key and value heads of the fused matrix, or the former two of query_key where there is one.
 struct QkvHeads {
   HeadsView query, key, value;
 };
-QkvHeads split_qkv(const View& qkv, const ModelSpec& spec, const BatchShape& shape);
+QkvHeads split_qkv(const View& qkv, const View& query_key, const ModelSpec& spec, const BatchShape& shape);
 
-// Rotates query and key in place; nothing without rotary positions.
-void rotate_query_key(const UnitOps& ops, const ModelSpec& spec, const View& qkv, ConstView positions, bool inverse);
+// Rotates query and key in place, in qkv or, where there is one, query_key; nothing without rotary positions.
+void rotate_query_key(const UnitOps& ops, const ModelSpec& spec, const View& qkv, const View& query_key,
+                      ConstView positions, bool inverse);
+// Gradients of query and key behind their norms, in d_query_key, become those before them, in d_qkv; both may be the
+// same matrix: then d_query_key is absent. Nothing without such norms.
+void norm_backward_query_key(const UnitOps& ops, const ModelSpec& spec, const BlockTensors& t, const View& d_query_key,
+                             const View& d_qkv);
+void norm_backward_query_key_weight(const UnitOps& ops, const ModelSpec& spec, const BlockTensors& t,
+                                    const View& d_query_key, const View& d_qkv);
 // input → attention_norm, qkv (rotated). `unsharded`: as BlockScratch::unsharded, here and below.
 void block_forward_qkv(const UnitOps& ops, const ModelSpec& spec, ConstView input, ConstView positions,
                        const BlockTensors& t, View unsharded = {});
@@ -100,8 +113,10 @@ void block_forward_middle(const UnitOps& ops, const ModelSpec& spec, ConstView i
                           View unsharded = {});
 // activation, middle → output.
 void block_forward_output(const UnitOps& ops, View output, const BlockTensors& t, View unsharded = {});
-// Without a matrix product or a sum: input, middle → attention_norm, ffn_norm; pre_activation → activation.
-void block_rebuild_cheap(const UnitOps& ops, const ModelSpec& spec, ConstView input, const BlockTensors& t);
+// Without a matrix product or a sum: input, middle → attention_norm, ffn_norm; qkv → query_key; pre_activation →
+// activation.
+void block_rebuild_cheap(const UnitOps& ops, const ModelSpec& spec, ConstView input, ConstView positions,
+                         const BlockTensors& t);
 
 // The layer that feeds the activation: one matrix with the gate, or "ffn.up".
 std::string_view ffn_input_layer(const ModelSpec& spec);

@@ -90,14 +90,24 @@ struct Decoder::Impl {
     store.release(0);
   }
 
-  void append_to_cache(const View& qkv, std::int64_t layer) {
+  void append_to_cache(const BlockTensors& t, std::int64_t layer) {
     const View target = layer_cache(layer);
-    const std::int64_t n = qkv.shape()[0];
-    const std::int64_t features = qkv_features(spec);
-    const Shape row{cache_features()};
-    for (std::int64_t i = 0; i < n; ++i)
-      backend.run(stream, Copy{.input = part(qkv, i * features + spec.heads * spec.head_size, row),
-                               .output = part(target, (length + i) * cache_features(), row)});
+    const std::int64_t n = t.qkv.shape()[0];
+    const std::int64_t queries = spec.heads * spec.head_size;
+    const std::int64_t keys = spec.kv_heads * spec.head_size;
+    const auto copy = [&](const View& matrix, std::int64_t row, std::int64_t first, std::int64_t count,
+                          std::int64_t place) {
+      backend.run(stream, Copy{.input = part(matrix, row * matrix.shape()[1] + first, {count}),
+                               .output = part(target, (length + row) * cache_features() + place, {count})});
+    };
+    for (std::int64_t i = 0; i < n; ++i) {
+      if (!t.query_key) {
+        copy(t.qkv, i, queries, 2 * keys, 0);
+        continue;
+      }
+      copy(t.query_key, i, queries, keys, 0);
+      copy(t.qkv, i, queries + keys, keys, keys);
+    }
   }
 
   void block(std::int64_t layer, const View& input, const View& output, const PieceTensors& t) {
@@ -105,11 +115,11 @@ struct Decoder::Impl {
     const int unit = narrow<int>(layer + 1);
     const UnitOps ops(backend, stream, spec, store.acquire(stream, unit), nullptr);
     block_forward_qkv(ops, spec, input, positions(n), t.block);
-    append_to_cache(t.block.qkv, layer);
+    append_to_cache(t.block, layer);
     const Shape keys{1, length + n, spec.kv_heads, spec.head_size};
     const std::int64_t key_features = spec.kv_heads * spec.head_size;
     const View cached = layer_cache(layer);
-    const QkvHeads heads = split_qkv(t.block.qkv, spec, {1, n});
+    const QkvHeads heads = split_qkv(t.block.qkv, t.block.query_key, spec, {1, n});
     backend.run(stream, AttentionForward{.shape = {.batch = 1,
                                                    .num_queries = n,
                                                    .num_keys = length + n,

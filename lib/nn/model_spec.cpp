@@ -31,6 +31,8 @@ constexpr LayerName attention_norm{"attention_norm", "ln_1", "input_layernorm"};
 constexpr LayerName query{"attention.query", "attn.c_attn", "self_attn.q_proj"};
 constexpr LayerName key{"attention.key", "attn.c_attn", "self_attn.k_proj"};
 constexpr LayerName value{"attention.value", "attn.c_attn", "self_attn.v_proj"};
+constexpr LayerName query_norm{"attention.query_norm", "attn.q_norm", "self_attn.q_norm"};
+constexpr LayerName key_norm{"attention.key_norm", "attn.k_norm", "self_attn.k_norm"};
 constexpr LayerName attention_output{"attention.output", "attn.c_proj", "self_attn.o_proj"};
 constexpr LayerName ffn_norm{"ffn_norm", "ln_2", "post_attention_layernorm"};
 constexpr LayerName gate{"ffn.gate", "mlp.c_gate",
@@ -53,6 +55,7 @@ struct LinearMap {
   bool may_repeat = false;  // grouped: fewer pieces than ranks are allowed
   bool ends_residual_branch = false;
   std::string_view fused = {};  // the group, without ".weight" and ".bias"
+  bool has_bias = true;
 };
 
 class TableBuilder {
@@ -121,7 +124,7 @@ class TableBuilder {
   }
 
   void add_bias(const LinearMap& map) {
-    if (!spec_.bias) return;
+    if (!map.has_bias) return;
     Parameter parameter;
     parameter.name = prefix_ + std::string(map.name.ours) + ".bias";
     parameter.hugging_face_name = family_name(map.name) + ".bias";
@@ -154,6 +157,17 @@ class TableBuilder {
     table_.add(std::move(parameter));
   }
 
+  // Of heads, each of which has the same weights: a tensor rank sees those of its own.
+  void add_head_norm(const LayerName& name) {
+    Parameter parameter;
+    parameter.name = prefix_ + std::string(name.ours) + ".weight";
+    parameter.hugging_face_name = family_name(name) + ".weight";
+    parameter.shape = {spec_.head_size};
+    parameter.init.kind = InitialValues::Kind::ones;
+    parameter.tensor_partial = true;
+    table_.add(std::move(parameter));
+  }
+
   void add_embedding() {
     begin_unit("embedding");
     Parameter token =
@@ -175,34 +189,50 @@ class TableBuilder {
     const std::int64_t query_features = spec_.heads * spec_.head_size;
     const std::int64_t key_features = spec_.kv_heads * spec_.head_size;
     add_norm(attention_norm.ours, family_name(attention_norm));
-    add_linear(
-        {{.name = query, .outputs = query_features, .inputs = hidden, .pieces = spec_.heads, .fused = "attention.qkv"},
-         {.name = key,
-          .outputs = key_features,
-          .inputs = hidden,
-          .pieces = spec_.kv_heads,
-          .may_repeat = true,
-          .fused = "attention.qkv"},
-         {.name = value,
-          .outputs = key_features,
-          .inputs = hidden,
-          .pieces = spec_.kv_heads,
-          .may_repeat = true,
-          .fused = "attention.qkv"}});
+    add_linear({{.name = query,
+                 .outputs = query_features,
+                 .inputs = hidden,
+                 .pieces = spec_.heads,
+                 .fused = "attention.qkv",
+                 .has_bias = spec_.qkv_bias},
+                {.name = key,
+                 .outputs = key_features,
+                 .inputs = hidden,
+                 .pieces = spec_.kv_heads,
+                 .may_repeat = true,
+                 .fused = "attention.qkv",
+                 .has_bias = spec_.qkv_bias},
+                {.name = value,
+                 .outputs = key_features,
+                 .inputs = hidden,
+                 .pieces = spec_.kv_heads,
+                 .may_repeat = true,
+                 .fused = "attention.qkv",
+                 .has_bias = spec_.qkv_bias}});
+    if (spec_.qk_norm) {
+      add_head_norm(query_norm);
+      add_head_norm(key_norm);
+    }
     add_linear({{.name = attention_output,
                  .outputs = hidden,
                  .inputs = query_features,
                  .cut = Cut::inputs,
                  .pieces = spec_.heads,
-                 .ends_residual_branch = true}});
+                 .ends_residual_branch = true,
+                 .has_bias = spec_.bias}});
     add_norm(ffn_norm.ours, family_name(ffn_norm));
     const std::int64_t ffn = spec_.ffn_hidden;
     if (spec_.activation == ActivationKind::swiglu)
-      add_linear({{.name = gate, .outputs = ffn, .inputs = hidden, .fused = "ffn.gate_up"},
-                  {.name = up, .outputs = ffn, .inputs = hidden, .fused = "ffn.gate_up"}});
+      add_linear({{.name = gate, .outputs = ffn, .inputs = hidden, .fused = "ffn.gate_up", .has_bias = spec_.bias},
+                  {.name = up, .outputs = ffn, .inputs = hidden, .fused = "ffn.gate_up", .has_bias = spec_.bias}});
     else
-      add_linear({{.name = up, .outputs = ffn, .inputs = hidden}});
-    add_linear({{.name = down, .outputs = hidden, .inputs = ffn, .cut = Cut::inputs, .ends_residual_branch = true}});
+      add_linear({{.name = up, .outputs = ffn, .inputs = hidden, .has_bias = spec_.bias}});
+    add_linear({{.name = down,
+                 .outputs = hidden,
+                 .inputs = ffn,
+                 .cut = Cut::inputs,
+                 .ends_residual_branch = true,
+                 .has_bias = spec_.bias}});
   }
 
   void add_head() {
@@ -225,6 +255,21 @@ class TableBuilder {
   std::string family_prefix_;
 };
 
+RopeScaling rope_scaling_of(const RopeScalingConfig& config) {
+  switch (config.type) {
+    case RopeScalingKind::linear:
+      return {.factor = config.factor};
+    case RopeScalingKind::llama3:
+      return {.factor = config.factor,
+              .low_frequency_factor = config.low_frequency_factor,
+              .high_frequency_factor = config.high_frequency_factor,
+              .original_context = static_cast<double>(config.original_context)};
+    case RopeScalingKind::none:
+      break;
+  }
+  return {};
+}
+
 }  // namespace
 
 ModelSpec make_model_spec(const ModelConfig& config, std::int64_t vocab) {
@@ -233,7 +278,7 @@ ModelSpec make_model_spec(const ModelConfig& config, std::int64_t vocab) {
   spec.hidden = config.hidden;
   spec.heads = config.heads;
   spec.kv_heads = config.kv_heads;
-  spec.head_size = div_exact(config.hidden, config.heads);
+  spec.head_size = config.head_dim ? *config.head_dim : div_exact(config.hidden, config.heads);
   spec.ffn_hidden = config.ffn_hidden;
   spec.context = config.context;
   spec.vocab = vocab;
@@ -242,7 +287,10 @@ ModelSpec make_model_spec(const ModelConfig& config, std::int64_t vocab) {
   spec.activation = config.activation;
   spec.position = config.position;
   spec.rope_theta = config.rope_theta;
+  spec.rope_scaling = rope_scaling_of(config.rope_scaling);
   spec.bias = config.bias;
+  spec.qkv_bias = config.has_qkv_bias();
+  spec.qk_norm = config.qk_norm;
   spec.tie_embeddings = config.tie_embeddings;
   SCALETRAIN_CHECK(spec.layers >= 1 && spec.kv_heads >= 1 && spec.ffn_hidden >= 1 && spec.context >= 1 &&
                    spec.vocab >= 1);
@@ -308,7 +356,8 @@ double model_flops_per_token(const ModelSpec& spec, const ParamTable& table) {
   };
   leave_out("embedding.position.weight");
   if (!spec.tie_embeddings) leave_out("embedding.token.weight");
-  const auto attention = 6.0 * static_cast<double>(spec.layers) * static_cast<double>(spec.hidden);
+  const auto attention =
+      6.0 * static_cast<double>(spec.layers) * static_cast<double>(spec.heads) * static_cast<double>(spec.head_size);
   return 6.0 * static_cast<double>(parameters) - 2.0 * static_cast<double>(frozen) +
          attention * static_cast<double>(spec.context);
 }

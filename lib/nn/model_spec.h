@@ -1,11 +1,12 @@
-// The numbers that define a decoder-only transformer (GPT-2 and Llama families), and what follows from them alone: the
-// parameter table, counts, FLOPs. Pure values: building a 405B model's table allocates a few thousand parameters and no
-// weights.
+// The numbers that define a decoder-only transformer (of GPT-2's kind and Llama's, Qwen2 and Qwen3 among it), and what
+// follows from them alone: the parameter table, counts, FLOPs. Pure values: building a 405B model's table allocates a
+// few thousand parameters and no weights.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
+#include "backend/operations.h"
 #include "config/config.h"
 #include "parallel/param_table.h"
 
@@ -16,7 +17,7 @@ struct ModelSpec {
   std::int64_t hidden = 0;      // C
   std::int64_t heads = 0;       // H
   std::int64_t kv_heads = 0;    // G
-  std::int64_t head_size = 0;   // D = C / H
+  std::int64_t head_size = 0;   // D, C / H in most models
   std::int64_t ffn_hidden = 0;  // F
   std::int64_t context = 0;     // T, tokens per sample and rows of a learned position table
   std::int64_t vocab = 0;       // V
@@ -25,7 +26,10 @@ struct ModelSpec {
   ActivationKind activation = ActivationKind::gelu;
   PositionKind position = PositionKind::learned;
   double rope_theta = 10000.0;
+  RopeScaling rope_scaling;
   bool bias = true;
+  bool qkv_bias = true;  // of query, key and value
+  bool qk_norm = false;  // each head's query and key pass an RMS norm before their rotation
   bool tie_embeddings = true;
   bool operator==(const ModelSpec&) const = default;
 };
@@ -55,6 +59,7 @@ std::vector<std::int64_t> sequence_shards(std::int64_t rows, std::int64_t degree
 //   blocks.i.attention_norm.{weight,bias} [C]; norms have a bias for layernorm with `bias`
 //   blocks.i.attention.{query [H·D,C], key [G·D,C], value [G·D,C]}.weight, then their biases;
 //     fused as attention.qkv.{weight,bias}
+//   blocks.i.attention.{query,key}_norm.weight [D], with qk_norm
 //   blocks.i.attention.output.{weight [C,H·D], bias}
 //   blocks.i.ffn_norm.{weight,bias}
 //   swiglu: blocks.i.ffn.{gate,up}.weight [F,C], fused as ffn.gate_up.{weight,bias}; else blocks.i.ffn.up.{weight,bias}
@@ -66,8 +71,8 @@ std::vector<std::int64_t> sequence_shards(std::int64_t rows, std::int64_t degree
 // scale_residual; xavier, he as published; embeddings normal(std), norms one, biases zero.
 ParamTable make_param_table(const ModelSpec& spec, const InitConfig& init);
 
-// 6N + 6·L·C·T per token, forward and backward. N is without what is only looked up: the position table, and the token
-// table where the head has a weight of its own. A table that the head shares counts once, for the head's product.
+// 6N + 6·L·H·D·T per token, forward and backward. N is without what is only looked up: the position table, and the
+// token table where the head has a weight of its own. A table that the head shares counts once, for the head's product.
 double model_flops_per_token(const ModelSpec& spec);
 // The same of a model whose table says what is frozen: 2 less for each frozen parameter that N counts, whose gradient
 // nobody computes.

@@ -102,6 +102,48 @@ void UnitOps::linear_backward_weight(ConstView input, ConstView d_output, View d
   run(LinearBackwardWeight{.input = input, .d_output = d_output, .d_weight = d_weight, .d_bias = d_bias});
 }
 
+void UnitOps::head_norm_forward(std::string_view layer, const HeadRows& input, const HeadRows& output,
+                                View rstd) const {
+  run(NormForward{.type = NormType::rmsnorm,
+                  .epsilon = spec_.norm_epsilon,
+                  .input = input.values,
+                  .weight = weights_.find(weight_of(layer)).values,
+                  .bias = {},
+                  .output = output.values,
+                  .mean = {},
+                  .rstd = rstd,
+                  .input_rows = input.layout,
+                  .output_rows = output.layout});
+}
+
+void UnitOps::head_norm_backward_input(std::string_view layer, const HeadRows& d_output, const HeadRows& input,
+                                       ConstView rstd, const HeadRows& d_input) const {
+  run(NormBackwardInput{.type = NormType::rmsnorm,
+                        .d_output = d_output.values,
+                        .input = input.values,
+                        .weight = weights_.find(weight_of(layer)).values,
+                        .mean = {},
+                        .rstd = rstd,
+                        .addend = {},
+                        .d_input = d_input.values,
+                        .d_output_rows = d_output.layout,
+                        .input_rows = input.layout,
+                        .d_input_rows = d_input.layout});
+}
+
+void UnitOps::head_norm_backward_weight(std::string_view layer, const HeadRows& d_output, const HeadRows& input,
+                                        ConstView rstd) const {
+  run(NormBackwardWeight{.type = NormType::rmsnorm,
+                         .d_output = d_output.values,
+                         .input = input.values,
+                         .mean = {},
+                         .rstd = rstd,
+                         .d_weight = gradients().find(weight_of(layer)),
+                         .d_bias = {},
+                         .d_output_rows = d_output.layout,
+                         .input_rows = input.layout});
+}
+
 void UnitOps::linear_backward_input(std::string_view layer, ConstView d_output, View d_input) const {
   run(LinearBackwardInput{.weight = weights_.find(weight_of(layer)), .d_output = d_output, .d_input = d_input});
 }

@@ -16,6 +16,12 @@ struct NormTensors {
   View rstd;    // [N]
 };
 
+// Heads of a wider matrix as rows [N,D].
+struct HeadRows {
+  View values;  // of the logical shape
+  RowLayout layout;
+};
+
 NormTensors carve_norm(RegionAllocator& region, const ModelSpec& spec, std::int64_t rows, DType compute);
 ActivationType activation_type(const ModelSpec& spec);
 // Elements [first, first + elements of shape) of a view, whatever the view's own shape.
@@ -49,6 +55,13 @@ class UnitOps {
   // This and what else adds gradients leaves out those of frozen parameters. What it asks of the tensor group is the
   // same whatever is frozen.
   void norm_backward_weight(std::string_view layer, ConstView d_output, ConstView input, const NormTensors& norm) const;
+
+  // RMS norms over heads, which share a weight [D]. rstd: [N] of the forward. d_input may be d_output.
+  void head_norm_forward(std::string_view layer, const HeadRows& input, const HeadRows& output, View rstd) const;
+  void head_norm_backward_input(std::string_view layer, const HeadRows& d_output, const HeadRows& input, ConstView rstd,
+                                const HeadRows& d_input) const;
+  void head_norm_backward_weight(std::string_view layer, const HeadRows& d_output, const HeadRows& input,
+                                 ConstView rstd) const;
 
   void linear_backward_input(std::string_view layer, ConstView d_output, View d_input) const;
 

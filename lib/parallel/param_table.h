@@ -73,6 +73,9 @@ struct Parameter {
   // With sequence shards each tensor rank computes this replicated parameter's gradient from its own rows of the batch
   // only (norms, biases of row-parallel maps): the ranks' gradients are summed.
   bool sequence_partial = false;
+  // The same with and without sequence shards: each tensor rank computes this replicated parameter's gradient from its
+  // own heads only.
+  bool tensor_partial = false;
   std::string fused;  // parameters of one unit with the same non-empty text form one matrix, stacked along dim 0
   int unit = 0;       // index into units()
   std::optional<std::string>
@@ -116,7 +119,8 @@ class ParamTable {
   static std::int64_t replication_degree(const Parameter& parameter, std::int64_t tensor_degree);
   static bool is_first_replica(const Parameter& parameter, std::int64_t tensor_degree, std::int64_t tensor_rank);
   // The gradient of a parameter is summed over the data axis always; over the tensor axis where every rank of it
-  // computes only a part: parameters that are sequence_partial, and grouped ones over their replication group.
+  // computes only a part: parameters that are sequence_partial or tensor_partial, and grouped ones over their
+  // replication group.
 
  private:
   std::vector<Parameter> parameters_;

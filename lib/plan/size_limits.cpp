@@ -15,6 +15,7 @@ std::string size_refusal(const Config& config) {
   std::vector<std::pair<std::int64_t, std::string>> keys = {{model.layers, "model.layers"},
                                                             {model.hidden, "model.hidden"},
                                                             {model.heads, "model.heads"},
+                                                            {model.head_dim.value_or(0), "model.head_dim"},
                                                             {model.ffn_hidden, "model.ffn_hidden"},
                                                             {model.context, "model.context"},
                                                             {model.vocab.value_or(0), "model.vocab"},

@@ -65,7 +65,7 @@ std::vector<SumPlace> sums_of(const ParamTable& table, const ShardLayout& layout
     if (parameter.role != ParamRole::trained) continue;
     const bool is_replicated = parameter.split.kind == Split::Kind::replicated;
     const bool is_summed = kind == GroupKind::tensor
-                               ? is_replicated && parameter.sequence_partial && sequence
+                               ? is_replicated && (parameter.tensor_partial || (parameter.sequence_partial && sequence))
                                : !is_replicated && ParamTable::replication_degree(parameter, degree) > 1;
     const ParamSpan* span = layout.find(index);
     if (!is_summed || span->count == 0) continue;

@@ -2,7 +2,7 @@
 """Makes the golden models and numbers of this folder, with PyTorch in float64.
 
     python3 -m venv venv && venv/bin/pip install torch transformers safetensors
-    venv/bin/python tests/golden/make_golden.py
+    venv/bin/python tests/golden/make_golden.py [FOLDER ...]
 
 The weights are random, large enough that every non-linearity matters, and stored in float32; everything is computed in float64 from
 exactly those values. Hugging Face's Llama computes norms, softmax and rotary angles in float32 whatever the model's type: those three are
@@ -12,11 +12,15 @@ replaced here by the same formulas in float64, and the unpatched model is checke
 import json
 import math
 import pathlib
+import sys
 
 import torch
 from safetensors.torch import save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, \
+    Qwen3ForCausalLM
 from transformers.models.llama import modeling_llama
+from transformers.models.qwen2 import modeling_qwen2
+from transformers.models.qwen3 import modeling_qwen3
 
 STEPS, SAMPLES, TOKENS = 20, 4, 16
 OPTIMIZER = dict(learning_rate=1e-3, beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1, warmup=10, min_ratio=0.1)
@@ -27,10 +31,22 @@ def norm_forward(self, hidden):
     return self.weight * (hidden * scale)
 
 
-def rotary_forward(self, hidden, position_ids):
-    size = self.inv_freq.shape[0]
+def inverse_frequencies(config, size):
+    """As published, in float64: theta^(-2d/D); llama3 divides those that turn seldom in the original context by the factor."""
     inverse = ROPE_THETA ** (-torch.arange(size, dtype=torch.float64) / size)
-    angles = position_ids[:, :, None].double() * inverse
+    rope = config.rope_parameters
+    if rope["rope_type"] == "default":
+        return inverse
+    assert rope["rope_type"] == "llama3", rope
+    factor, low, high, context = (rope[key] for key in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"))
+    wavelength = 2 * math.pi / inverse
+    smooth = (context / wavelength - low) / (high - low)
+    between = (1 - smooth) * inverse / factor + smooth * inverse
+    return torch.where(wavelength > context / low, inverse / factor, torch.where(wavelength < context / high, inverse, between))
+
+
+def rotary_forward(self, hidden, position_ids):
+    angles = position_ids[:, :, None].double() * inverse_frequencies(self.config, self.inv_freq.shape[0])
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos().to(hidden.dtype), angles.sin().to(hidden.dtype)
 
@@ -147,34 +163,64 @@ def gpt2(here):
     make(here / "gpt2", model, config, config["vocab_size"], seed=1)
 
 
-def llama(here, name, tied, bias, seed):
+def llama(here, name, tied, bias, seed, **more):
     config = dict(architectures=["LlamaForCausalLM"], model_type="llama", vocab_size=53, max_position_embeddings=TOKENS, hidden_size=24,
                   intermediate_size=40, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, head_dim=4,
                   hidden_act="silu", rms_norm_eps=1e-6, rope_theta=ROPE_THETA, attention_bias=bias, mlp_bias=bias,
-                  attention_dropout=0.0, tie_word_embeddings=tied, torch_dtype="float32")
-    model = LlamaForCausalLM(LlamaConfig(**config, attn_implementation="sdpa")).double()
+                  attention_dropout=0.0, tie_word_embeddings=tied, torch_dtype="float32") | more
+    make_rotary(here / name, LlamaForCausalLM, LlamaConfig, modeling_llama, "Llama", config, seed)
+
+
+def make_rotary(folder, model_class, config_class, module, prefix, config, seed):
+    model = model_class(config_class(**config, attn_implementation="sdpa")).double()
+    norm, rotary = getattr(module, prefix + "RMSNorm"), getattr(module, prefix + "RotaryEmbedding")
 
     def agreement(model, ids, targets):
         exact = loss_of(model, ids, targets).item()
-        patched = modeling_llama.LlamaRMSNorm.forward, modeling_llama.LlamaRotaryEmbedding.forward
-        modeling_llama.LlamaRMSNorm.forward, modeling_llama.LlamaRotaryEmbedding.forward = original
+        patched = norm.forward, rotary.forward
+        norm.forward, rotary.forward = original
         published = loss_of(model, ids, targets).item()
-        modeling_llama.LlamaRMSNorm.forward, modeling_llama.LlamaRotaryEmbedding.forward = patched
+        norm.forward, rotary.forward = patched
         assert abs(exact - published) < 1e-6, (exact, published)
 
-    original = modeling_llama.LlamaRMSNorm.forward, modeling_llama.LlamaRotaryEmbedding.forward
-    modeling_llama.LlamaRMSNorm.forward, modeling_llama.LlamaRotaryEmbedding.forward = norm_forward, rotary_forward
-    make(here / name, model, config, config["vocab_size"], seed, agreement)
-    modeling_llama.LlamaRMSNorm.forward, modeling_llama.LlamaRotaryEmbedding.forward = original
+    original = norm.forward, rotary.forward
+    norm.forward, rotary.forward = norm_forward, rotary_forward
+    make(folder, model, config, config["vocab_size"], seed, agreement)
+    norm.forward, rotary.forward = original
+
+
+def llama3(here):
+    # Of the four frequencies the first stays, the second is between the two factors, and the last two are divided.
+    scaling = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128)
+    llama(here, "llama3_scaled", tied=True, bias=False, seed=4, num_attention_heads=3, num_key_value_heads=1, head_dim=8, rope_scaling=scaling)
+
+
+def qwen2(here):
+    config = dict(architectures=["Qwen2ForCausalLM"], model_type="qwen2", vocab_size=53, max_position_embeddings=TOKENS, hidden_size=24,
+                  intermediate_size=40, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, hidden_act="silu",
+                  rms_norm_eps=1e-6, rope_theta=ROPE_THETA, use_sliding_window=False, sliding_window=4, max_window_layers=1,
+                  attention_dropout=0.0, tie_word_embeddings=True, torch_dtype="float32")
+    make_rotary(here / "qwen2", Qwen2ForCausalLM, Qwen2Config, modeling_qwen2, "Qwen2", config, seed=5)
+
+
+def qwen3(here):
+    config = dict(architectures=["Qwen3ForCausalLM"], model_type="qwen3", vocab_size=53, max_position_embeddings=TOKENS, hidden_size=20,
+                  intermediate_size=40, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, head_dim=8, hidden_act="silu",
+                  rms_norm_eps=1e-6, rope_theta=ROPE_THETA, attention_bias=False, use_sliding_window=False, sliding_window=None,
+                  max_window_layers=2, attention_dropout=0.0, tie_word_embeddings=False, torch_dtype="float32")
+    make_rotary(here / "qwen3", Qwen3ForCausalLM, Qwen3Config, modeling_qwen3, "Qwen3", config, seed=6)
 
 
 def main():
+    """All models, or those that the command line names."""
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
     here = pathlib.Path(__file__).resolve().parent
-    gpt2(here)
-    llama(here, "llama_untied", tied=False, bias=False, seed=2)
-    llama(here, "llama_tied", tied=True, bias=True, seed=3)
+    models = dict(gpt2=gpt2, llama_untied=lambda here: llama(here, "llama_untied", tied=False, bias=False, seed=2),
+                  llama_tied=lambda here: llama(here, "llama_tied", tied=True, bias=True, seed=3), llama3_scaled=llama3, qwen2=qwen2,
+                  qwen3=qwen3)
+    for name in sys.argv[1:] or models:
+        models[name](here)
 
 
 if __name__ == "__main__":

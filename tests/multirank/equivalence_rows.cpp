@@ -134,6 +134,23 @@ Switch family_switch() {
               {.name = "llama",
                .is_possible = nullptr,
                .apply = [](const Row&, LayoutRun& run) { make_llama(run.config.model); }},
+              {.name = "qwen2",
+               .is_possible = nullptr,
+               .apply =
+                   [](const Row&, LayoutRun& run) {
+                     make_llama(run.config.model);
+                     run.config.model.qkv_bias = true;
+                     run.config.model.rope_scaling = {.type = RopeScalingKind::linear, .factor = 2.0};
+                   }},
+              // Heads of another size than hidden / heads, together wider than hidden.
+              {.name = "qwen3",
+               .is_possible = nullptr,
+               .apply =
+                   [](const Row&, LayoutRun& run) {
+                     make_llama(run.config.model);
+                     run.config.model.qk_norm = true;
+                     run.config.model.head_dim = head_size + 2;
+                   }},
           }};
 }
 

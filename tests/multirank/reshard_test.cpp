@@ -39,6 +39,7 @@ const std::vector<TestLayout>& dozen() {
 struct Kind {
   bool llama = false;
   bool tied = true;
+  bool qk_norm = false;  // and heads wider than hidden in all, and biases on query, key and value
   TestBackend backend = TestBackend::cpu;
   double tolerance = 1e-5;  // of a loss, relative: DESIGN's for the type
 };
@@ -49,6 +50,10 @@ Config config_of(const TestLayout& layout, const Kind& kind) {
   config.run.seed = 11;
   config.model.tie_embeddings = kind.tied;
   if (kind.llama) make_llama(config.model);
+  if (kind.qk_norm) {
+    config.model.qk_norm = config.model.qkv_bias.emplace(true);
+    config.model.head_dim = 6;
+  }
   if (compute_type_of(kind.backend) == DType::f16) config.precision.loss_scale = 1024;
   config.train.steps = 50;
   config.train.lr_schedule.warmup = 10;
@@ -174,6 +179,9 @@ TEST_CASE("every_layout_continues_what_any_other_saved_and_back_tied") {
 }
 TEST_CASE("every_layout_continues_what_any_other_saved_and_back_untied") {
   check_pairs({.llama = true, .tied = false}, Pairs::all);
+}
+TEST_CASE("every_layout_continues_what_another_saved_with_norms_of_query_and_key_and_back") {
+  check_pairs({.llama = true, .tied = false, .qk_norm = true}, Pairs::next);
 }
 TEST_CASE("every_layout_continues_what_another_saved_in_halves_and_back") {
   check_pairs({.backend = TestBackend::cpu_bf16, .tolerance = 5e-3}, Pairs::next);

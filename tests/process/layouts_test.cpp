@@ -61,6 +61,41 @@ TEST_CASE("a_checkpoint_of_one_layout_continues_on_another_with_the_same_losses"
   check_no_process_left(name);
 }
 
+// Grouped keys are held by two ranks each, and every rank has a part of the gradients of their norms.
+TEST_CASE("a_model_of_qwen3s_family_has_the_losses_of_one_rank_on_more_ranks_than_key_heads_and_resumes_elsewhere") {
+  const Settings model = {"model.norm=rmsnorm",
+                          "model.activation=swiglu",
+                          "model.position=rope",
+                          "model.bias=false",
+                          "model.qk_norm=true",
+                          "model.head_dim=24",
+                          "model.heads=4",
+                          "model.kv_heads=2",
+                          "model.rope_scaling.type=llama3",
+                          "model.rope_scaling.factor=8"};
+  const auto with_model = [&](const Settings& settings) {
+    Settings all = model;
+    all.insert(all.end(), settings.begin(), settings.end());
+    return all;
+  };
+  const auto run = [&](const std::string& name, const Settings& settings) {
+    const Ended end = run_program(layout_launch(name, with_model(settings)), ranks_patience);
+    REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+    check_no_process_left(name);
+    return end;
+  };
+  run("qwen3-one-rank", {});
+  const Trajectory expected = trajectory_of(layout_folder("qwen3-one-rank"));
+  run("qwen3-tensor-4", {"parallel.tensor=4", "parallel.sequence=true", "train.recompute=selective"});
+  check_same_losses("qwen3-tensor-4", expected, 1e-5);
+  const std::string name = "qwen3-elsewhere";
+  copy_run(layout_folder("qwen3-tensor-4"), name);
+  for (int step = 10; step <= layout_steps(); step += 5) fs::remove_all(checkpoint(layout_folder(name), step));
+  CHECK(run(name, {"parallel.data=2", "parallel.pipeline=2", "parallel.zero=1", "parallel.schedule=zb-h1"})
+            .says("(step 5)"));
+  check_same_losses(name, expected, 1e-5);
+}
+
 // The rows of its metrics' steps that say which loss scale they were made with: "step scale", by their numbers.
 std::map<long, std::string> loss_scales_of(const std::string& run) {
   std::map<long, std::string> scales;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -192,6 +193,10 @@ std::string tokenizer_notice(const Tokenizer& tokenizer, const std::string& fold
       ByteTokenizer::kEndOfDocument, folder);
 }
 
+std::optional<std::int64_t> first_of(std::span<const std::int32_t> tokens) {
+  return tokens.empty() ? std::nullopt : std::optional<std::int64_t>(tokens.front());
+}
+
 ExitCode export_model(const ExportArguments& arguments) {
   const LocatedModel located = choose_model(arguments.path, arguments.best);
   check_export_folder(arguments.output);  // before a large model is read for nothing
@@ -204,6 +209,7 @@ ExitCode export_model(const ExportArguments& arguments) {
   LoadedModel& model = *loaded;
   request.model = model.config().model;
   request.model.vocab = model.transformer().spec().vocab;
+  request.tokens = {.begin = first_of(model.tokenizer().before_document()), .end = model.tokenizer().end_of_document()};
   for (const fs::path& file : model.tokenizer().files()) request.tokenizer_files.push_back(file);
   const TensorReader read = [&](const Parameter& parameter, View out) {
     backend->copy(*stream, model.store().master(parameter.name), out);

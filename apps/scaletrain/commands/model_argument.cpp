@@ -57,6 +57,7 @@ LoadedModel OpenedModel::load(const ModelArgument& argument) {
   std::optional<LoadedModel> model;
   with_older_named(located, [&] { model.emplace(located, *backend, *stream, chosen_tokenizer(argument)); });
   if (const std::string& notice = model->tokenizer_notice(); !notice.empty()) write_message("notice: " + notice);
+  if (const std::string& notice = model->context_notice(); !notice.empty()) write_message("notice: " + notice);
   return std::move(*model);
 }
 

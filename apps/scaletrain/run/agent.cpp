@@ -28,6 +28,7 @@
 #include "telemetry/progress.h"
 #include "train/end_of_run.h"
 #include "train/start/assembly.h"
+#include "train/start/initial_weights.h"
 
 namespace scaletrain {
 
@@ -240,6 +241,7 @@ std::optional<PlaceRun> prepare(const AgentCommand& command, CommandResult& prob
       load_for_start(command.config, command.overrides,
                      {.missing_paths = MissingPaths::refuse,
                       .look_at_data = looks ? look_at_data(command.interrupts) : nullptr,
+                      .look_at_model = look_at_folder_model,
                       .world = world,
                       .choose_device = device_chooser(command.place)},
                      problem);
@@ -372,6 +374,7 @@ ExitCode run_alone(const AgentCommand& command) {
   PlaceRun run = begin(command, load_config(command.config, command.overrides, process_environment,
                                             {.missing_paths = MissingPaths::refuse,
                                              .look_at_data = look_at_data(command.interrupts),
+                                             .look_at_model = look_at_folder_model,
                                              .choose_device = device_chooser(command.place)}));
   check_alone(command, run);
   open_folder(run);

@@ -72,15 +72,27 @@ void compute(Device<S>& device, const LinearBackwardWeight& op) {
   linear_backward_weight(device.pool, device.products, op);
 }
 
+// body(row, rows) for rows that follow each other: pieces of all of them, or, where they are heads, each group of
+// those.
+template <class S, class Body>
+void for_norm_rows(Device<S>& device, const ConstView& input, std::int64_t heads, Body&& body) {
+  const std::int64_t rows = input.shape()[0];
+  const std::int64_t columns = input.shape()[1];
+  if (heads == 0) return device.for_rows(rows, columns, body);
+  device.for_rows(rows / heads, heads * columns, [&](std::int64_t first, std::int64_t groups) {
+    for (std::int64_t group = first; group < first + groups; ++group) body(group * heads, heads);
+  });
+}
+
 template <class S>
 void compute(Device<S>& device, const NormForward& op) {
   const std::int64_t columns = op.input.shape()[1];
   auto* mean = op.type == NormType::layernorm ? op.mean.as<float>() : nullptr;
-  device.for_rows(op.input.shape()[0], columns, [&](std::int64_t row, std::int64_t rows) {
-    device.kernels.norm_forward({.input = op.input.as<S>() + row * columns,
+  for_norm_rows(device, op.input, op.input_rows.heads, [&](std::int64_t row, std::int64_t rows) {
+    device.kernels.norm_forward({.input = op.input.as<S>() + op.input_rows.start(row, columns),
                                  .weight = op.weight.as<S>(),
                                  .bias = elements_or_null<S>(op.bias),
-                                 .output = op.output.as<S>() + row * columns,
+                                 .output = op.output.as<S>() + op.output_rows.start(row, columns),
                                  .mean = mean ? mean + row : nullptr,
                                  .rstd = op.rstd.as<float>() + row,
                                  .rows = static_cast<std::size_t>(rows),
@@ -93,14 +105,14 @@ template <class S>
 void compute(Device<S>& device, const NormBackwardInput& op) {
   const std::int64_t columns = op.input.shape()[1];
   const float* mean = op.type == NormType::layernorm ? op.mean.as<float>() : nullptr;
-  device.for_rows(op.input.shape()[0], columns, [&](std::int64_t row, std::int64_t rows) {
-    device.kernels.norm_backward_input({.d_output = op.d_output.as<S>() + row * columns,
-                                        .input = op.input.as<S>() + row * columns,
+  for_norm_rows(device, op.input, op.input_rows.heads, [&](std::int64_t row, std::int64_t rows) {
+    device.kernels.norm_backward_input({.d_output = op.d_output.as<S>() + op.d_output_rows.start(row, columns),
+                                        .input = op.input.as<S>() + op.input_rows.start(row, columns),
                                         .weight = op.weight.as<S>(),
                                         .mean = offset_or_null(mean, row),
                                         .rstd = op.rstd.as<float>() + row,
                                         .addend = offset_or_null(elements_or_null<S>(op.addend), row * columns),
-                                        .d_input = op.d_input.as<S>() + row * columns,
+                                        .d_input = op.d_input.as<S>() + op.d_input_rows.start(row, columns),
                                         .rows = static_cast<std::size_t>(rows),
                                         .columns = static_cast<std::size_t>(columns)});
   });
@@ -109,17 +121,21 @@ void compute(Device<S>& device, const NormBackwardInput& op) {
 template <class S>
 void compute(Device<S>& device, const NormBackwardWeight& op) {
   const std::int64_t columns = op.input.shape()[1];
+  const std::int64_t rows = op.input.shape()[0];
+  const std::int64_t group = op.input_rows.heads == 0 ? rows : op.input_rows.heads;
+  const float* mean = op.type == NormType::layernorm ? op.mean.as<float>() : nullptr;
   device.for_pieces(columns, column_share(columns, device.pool.size()), [&](std::int64_t first, std::int64_t count) {
-    device.kernels.norm_backward_weight({.d_output = op.d_output.as<S>(),
-                                         .input = op.input.as<S>(),
-                                         .mean = op.type == NormType::layernorm ? op.mean.as<float>() : nullptr,
-                                         .rstd = op.rstd.as<float>(),
-                                         .rows = static_cast<std::size_t>(op.input.shape()[0]),
-                                         .columns = static_cast<std::size_t>(columns),
-                                         .first = static_cast<std::size_t>(first),
-                                         .last = static_cast<std::size_t>(first + count),
-                                         .d_weight = op.d_weight.as<float>(),
-                                         .d_bias = op.d_bias ? op.d_bias.as<float>() : nullptr});
+    for (std::int64_t row = 0; row < rows; row += group)
+      device.kernels.norm_backward_weight({.d_output = op.d_output.as<S>() + op.d_output_rows.start(row, columns),
+                                           .input = op.input.as<S>() + op.input_rows.start(row, columns),
+                                           .mean = offset_or_null(mean, row),
+                                           .rstd = op.rstd.as<float>() + row,
+                                           .rows = static_cast<std::size_t>(group),
+                                           .columns = static_cast<std::size_t>(columns),
+                                           .first = static_cast<std::size_t>(first),
+                                           .last = static_cast<std::size_t>(first + count),
+                                           .d_weight = op.d_weight.as<float>(),
+                                           .d_bias = op.d_bias ? op.d_bias.as<float>() : nullptr});
   });
 }
 
@@ -162,8 +178,8 @@ void compute(Device<S>& device, const RopeRotate& op) {
   const std::int64_t half = op.head_size / 2;
   std::vector<double> frequencies(static_cast<std::size_t>(half));
   for (std::int64_t d = 0; d < half; ++d)
-    frequencies[static_cast<std::size_t>(d)] =
-        std::pow(op.theta, -2.0 * static_cast<double>(d) / static_cast<double>(op.head_size));
+    frequencies[static_cast<std::size_t>(d)] = scaled_frequency(
+        op.scaling, std::pow(op.theta, -2.0 * static_cast<double>(d) / static_cast<double>(op.head_size)));
   device.for_rows(op.positions.num_elements(), op.num_heads * op.head_size, [&](std::int64_t row, std::int64_t rows) {
     device.kernels.rope({.values = op.values.as<S>() + row * op.row_stride,
                          .row_stride = op.row_stride,

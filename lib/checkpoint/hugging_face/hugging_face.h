@@ -1,11 +1,12 @@
-// Hugging Face model folders of GPT-2 and Llama models: config.json with model.safetensors, or shards with
-// model.safetensors.index.json; f32, bf16 or f16. Import is exact (16-bit types widen); export writes the dtype it is
-// asked for.
+// Hugging Face model folders of GPT-2, Llama, Mistral, Qwen2 and Qwen3 models: config.json with model.safetensors, or
+// shards with model.safetensors.index.json; f32, bf16 or f16. Import is exact (16-bit types widen); export writes the
+// dtype it is asked for.
 #pragma once
 
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,16 +19,27 @@ namespace scaletrain {
 // True if the folder looks like one (has config.json and no manifest.json).
 bool is_hugging_face_folder(const std::filesystem::path& folder);
 
+// What config.json says of a model.
+struct HuggingFaceShape {
+  ModelConfig model;  // vocab set; init left at its defaults
+  // How many tokens back attention reaches, where that is not all of the context. Beyond so many tokens the model would
+  // compute something else than this program: the context is at most that.
+  std::optional<std::int64_t> window;
+};
+// Reads config.json alone; refuses what is not supported as HuggingFaceModel does.
+HuggingFaceShape read_hugging_face_shape(const std::filesystem::path& folder);
+
 class HuggingFaceModel {
  public:
-  // Reads config.json, the index and the files' headers. What is not supported (other families, other rope scaling,
-  // sliding windows ...) is an InputError naming file and member.
+  // Reads config.json, the index and the files' headers. What is not supported (other families, other rope scaling ...)
+  // is an InputError naming file and member.
   explicit HuggingFaceModel(std::filesystem::path folder);
   ~HuggingFaceModel();
   HuggingFaceModel(HuggingFaceModel&&) noexcept;
   HuggingFaceModel& operator=(HuggingFaceModel&&) noexcept;
 
-  const ModelConfig& model_config() const;  // vocab set; init left at its defaults
+  const ModelConfig& model_config() const { return shape().model; }
+  const HuggingFaceShape& shape() const;
   const std::filesystem::path& path() const;
   DType dtype() const;  // of the stored tensors
   // Fills every master the store holds. Tensors that are missing, superfluous or of another shape are InputErrors by
@@ -39,12 +51,19 @@ class HuggingFaceModel {
   std::unique_ptr<Impl> impl_;
 };
 
+// Nothing: the text has none, or it is not known.
+struct SpecialTokens {
+  std::optional<std::int64_t> begin{};  // before a document
+  std::optional<std::int64_t> end{};    // behind it
+};
+
 struct HuggingFaceExport {
   std::filesystem::path folder;                        // must not exist, or be empty
   ModelConfig model;                                   // vocab set
   DType dtype = DType::f32;                            // f32 | bf16 | f16
   std::vector<std::filesystem::path> tokenizer_files;  // a single one is a tokenizer.json, by whatever name
   std::uint64_t max_shard_bytes = 5ull << 30;
+  SpecialTokens tokens{};
 };
 
 // Reads one stored tensor (all of it, f32) by ParamTable parameter, into `out`.

@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -41,6 +43,20 @@ class Members {
     }
     return value;
   }
+  // Zero is one too.
+  std::int64_t count(std::string_view key, std::int64_t fallback) const {
+    const std::int64_t value = has(key) ? json_integer(value_, key, where_) : fallback;
+    if (value < 0 || value > largest_size) refuse(key, fmt::format("is {}, expected 0 to {}", value, largest_size));
+    return value;
+  }
+  bool is_null(std::string_view key) const {
+    const auto found = value_.find(key);
+    return found != value_.end() && found->is_null();
+  }
+  double required_positive(std::string_view key) const {
+    if (!has(key)) refuse(key, "is missing");
+    return positive(key, 0.0);
+  }
   double positive(std::string_view key, double fallback) const {
     const double value = has(key) ? json_number(value_, key, where_) : fallback;
     if (!(value > 0) || !std::isfinite(value)) refuse(key, fmt::format("is {}, expected a number above 0", value));
@@ -67,23 +83,56 @@ class Members {
   const std::string& where_;
 };
 
+// What all models are held to, whatever their family calls it.
 void check_heads(const ModelConfig& model, const Members& members, std::string_view heads, std::string_view kv_heads) {
   if (model.hidden > largest_hidden) {
     members.refuse(heads,
                    fmt::format("divides a hidden size of {}, at most {} is accepted", model.hidden, largest_hidden));
   }
-  if (model.hidden % model.heads != 0) {
+  if (!model.head_dim && model.hidden % model.heads != 0) {
     members.refuse(heads, fmt::format("is {}, which does not divide the hidden size {}", model.heads, model.hidden));
+  }
+  if (model.head_dim && *model.head_dim > largest_hidden / model.heads) {
+    members.refuse("head_dim", fmt::format("is {}, with {} heads more than {} in all", *model.head_dim, model.heads,
+                                           largest_hidden));
   }
   if (model.heads % model.kv_heads != 0) {
     members.refuse(kv_heads, fmt::format("is {}, which does not divide the {} heads", model.kv_heads, model.heads));
   }
-  if (model.position == PositionKind::rope && model.hidden / model.heads % 2 != 0) {
-    members.refuse(heads, "gives an odd head size, which rotary positions cannot have");
+  if (model.position == PositionKind::rope && model.head_size() % 2 != 0) {
+    members.refuse(model.head_dim ? "head_dim" : heads, "gives an odd head size, which rotary positions cannot have");
   }
 }
 
-ModelConfig parse_gpt2(const Members& members) {
+// How a family's attention may be narrower than its context.
+enum class Window { never, always, by_flag };
+// Which of a family's linear maps have biases: all or none, by "attention_bias" and "mlp_bias"; none; those to query,
+// key and value.
+enum class Biases { by_flags, none, of_qkv };
+
+// What tells families of the Llama kind apart; all of them are rmsnorm, rope and swiglu. Sizes: what the library takes
+// for a member that a file leaves out.
+struct LlamaTraits {
+  Biases biases = Biases::by_flags;
+  Window window = Window::never;
+  bool qk_norm = false;
+  std::optional<std::int64_t> kv_heads = std::nullopt;  // nothing: as many as heads
+  std::optional<std::int64_t> head_dim = std::nullopt;  // nothing: hidden / heads
+  std::int64_t context = 2048;
+  bool heads_divide_hidden = false;  // whether the library insists on it, whatever the head size
+};
+
+// A family: one row below, and its tensors' names in make_param_table().
+struct Family {
+  std::string_view type;          // "model_type"
+  std::string_view architecture;  // the library's class
+  HuggingFaceShape (*parse)(const Members& members, const std::string& where, const LlamaTraits& traits);
+  bool (*expresses)(const ModelConfig& model, const LlamaTraits& traits);
+  nlohmann::ordered_json (*write)(const ModelConfig& model, const LlamaTraits& traits);
+  LlamaTraits traits{};
+};
+
+HuggingFaceShape parse_gpt2(const Members& members, const std::string& /*where*/, const LlamaTraits& /*traits*/) {
   ModelConfig model;
   model.layers = members.size("n_layer", 12);
   model.hidden = members.size("n_embd", 768);
@@ -110,63 +159,114 @@ ModelConfig parse_gpt2(const Members& members) {
   members.require_flag("scale_attn_by_inverse_layer_idx", false);
   members.require_flag("add_cross_attention", false);
   check_heads(model, members, "n_head", "n_head");
-  return model;
+  return {.model = model, .window = std::nullopt};
 }
 
-// The base of the rotary angles: a member of its own, or of "rope_parameters" in newer files.
-double rope_theta(const Members& members, const std::string& where) {
+RopeScalingConfig parse_rope_scaling(const Members& rope, std::string_view type, std::int64_t context) {
+  RopeScalingConfig scaling;
+  if (type == "default") return scaling;
+  scaling.factor = rope.required_positive("factor");
+  if (type == "linear") {
+    scaling.type = RopeScalingKind::linear;
+  } else {
+    scaling.type = RopeScalingKind::llama3;
+    scaling.low_frequency_factor = rope.required_positive("low_freq_factor");
+    scaling.high_frequency_factor = rope.required_positive("high_freq_factor");
+    scaling.original_context = rope.size("original_max_position_embeddings", context);
+    if (scaling.low_frequency_factor >= scaling.high_frequency_factor)
+      rope.refuse("low_freq_factor", fmt::format("is {}, no less than high_freq_factor {}",
+                                                 scaling.low_frequency_factor, scaling.high_frequency_factor));
+  }
+  // Which changes nothing.
+  return scaling.factor == 1.0 ? RopeScalingConfig() : scaling;
+}
+
+// The base of the rotary angles and their scaling: members of their own, or of "rope_parameters" in newer files.
+void parse_rope(ModelConfig& model, const Members& members, const std::string& where) {
+  std::optional<double> theta;
   for (const std::string_view key : {"rope_scaling", "rope_parameters"}) {
     if (!members.has(key)) continue;
     const json& value = members.member(key);
     if (!value.is_object()) members.refuse(key, "is not an object");
+    for (const auto& [name, inner] : value.items())
+      if (inner.is_object())
+        members.refuse(
+            key, fmt::format("has one of its own for {}, which is not supported", quoted(std::string_view(name))));
     const std::string place = fmt::format("{}: {}", where, quoted(key));
     const Members rope(value, place);
     const std::string type = rope.text("rope_type", rope.text("type", "default"));
-    if (type != "default") {
-      members.refuse(key, fmt::format("asks for {}, which is not supported", quoted(std::string_view(type))));
+    if (type != "default" && type != "linear" && type != "llama3") {
+      members.refuse(key, fmt::format("asks for {}, which is not supported; default, linear and llama3 are",
+                                      quoted(std::string_view(type))));
     }
     if (rope.positive("partial_rotary_factor", 1.0) != 1.0) {
       rope.refuse("partial_rotary_factor", "is not 1, which is not supported");
     }
-    if (rope.has("rope_theta")) return rope.positive("rope_theta", 10000.0);
+    const RopeScalingConfig scaling = parse_rope_scaling(rope, type, model.context);
+    if (scaling.type != RopeScalingKind::none) model.rope_scaling = scaling;
+    if (rope.has("rope_theta")) theta = rope.positive("rope_theta", 10000.0);
   }
-  return members.positive("rope_theta", 10000.0);
+  model.rope_theta = theta.value_or(members.positive("rope_theta", 10000.0));
 }
 
-ModelConfig parse_llama(const Members& members, const std::string& where) {
+// How many tokens back attention reaches, where that is not all of them in some layer.
+std::optional<std::int64_t> parse_window(const Members& members, Window window, std::int64_t layers) {
+  if (window == Window::never) {
+    members.require_absent("sliding_window");
+    return std::nullopt;
+  }
+  // A file that leaves it out has the library's own; null is none.
+  std::optional<std::int64_t> tokens = 4096;
+  if (members.is_null("sliding_window")) tokens.reset();
+  if (members.has("sliding_window")) tokens = members.size("sliding_window");
+  if (window == Window::by_flag) {
+    if (!members.flag("use_sliding_window", false)) return std::nullopt;
+    // The layers before that one have none.
+    if (const std::int64_t first = members.count("max_window_layers", 28); first >= layers) return std::nullopt;
+  }
+  return tokens;
+}
+
+HuggingFaceShape parse_llama(const Members& members, const std::string& where, const LlamaTraits& traits) {
   ModelConfig model;
   model.layers = members.size("num_hidden_layers");
   model.hidden = members.size("hidden_size");
   model.heads = members.size("num_attention_heads");
-  model.kv_heads = members.size("num_key_value_heads", model.heads);
+  model.kv_heads = members.size("num_key_value_heads", traits.kv_heads.value_or(model.heads));
+  if (members.has("head_dim") || traits.head_dim) model.head_dim = members.size("head_dim", traits.head_dim);
   model.ffn_hidden = members.size("intermediate_size");
-  model.context = members.size("max_position_embeddings", 2048);
+  model.context = members.size("max_position_embeddings", traits.context);
   model.vocab = members.size("vocab_size");
   model.norm = NormKind::rmsnorm;
   model.norm_epsilon = members.positive("rms_norm_eps", 1e-6);
   model.position = PositionKind::rope;
-  model.rope_theta = rope_theta(members, where);
+  parse_rope(model, members, where);
   model.tie_embeddings = members.flag("tie_word_embeddings", false);
   model.activation = ActivationKind::swiglu;
   const std::string activation = members.text("hidden_act", "silu");
   if (activation != "silu" && activation != "swish") {
     members.refuse("hidden_act", fmt::format("is {}; supported is silu", quoted(std::string_view(activation))));
   }
-  model.bias = members.flag("attention_bias", false);
-  if (members.flag("mlp_bias", false) != model.bias) {
-    members.refuse("mlp_bias", "differs from \"attention_bias\", which is not supported");
+  if (traits.biases == Biases::by_flags) {
+    model.bias = members.flag("attention_bias", false);
+    if (members.flag("mlp_bias", false) != model.bias) {
+      members.refuse("mlp_bias", "differs from \"attention_bias\", which is not supported");
+    }
+  } else {
+    members.require_flag("attention_bias", false);
+    model.bias = false;
+    if (traits.biases == Biases::of_qkv) model.qkv_bias = true;
   }
+  model.qk_norm = traits.qk_norm;
   check_heads(model, members, "num_attention_heads", "num_key_value_heads");
-  const std::int64_t head_size = model.hidden / model.heads;
-  if (members.size("head_dim", head_size) != head_size) {
-    members.refuse("head_dim",
-                   fmt::format("is not hidden_size / num_attention_heads = {}, which is not supported", head_size));
-  }
+  // The same model as one whose file leaves it out.
+  if (model.hidden % model.heads == 0 && model.head_dim == model.hidden / model.heads) model.head_dim.reset();
   if (members.positive("partial_rotary_factor", 1.0) != 1.0) {
     members.refuse("partial_rotary_factor", "is not 1, which is not supported");
   }
-  members.require_absent("sliding_window");
-  return model;
+  HuggingFaceShape shape{.model = model, .window = parse_window(members, traits.window, model.layers)};
+  if (shape.window) shape.model.context = std::min(shape.model.context, *shape.window);
+  return shape;
 }
 
 std::string_view torch_name(DType dtype) {
@@ -182,15 +282,14 @@ std::string_view torch_name(DType dtype) {
   }
 }
 
-nlohmann::ordered_json gpt2_json(const ModelConfig& model) {
-  if (!model.bias || model.kv_heads != model.heads || model.activation == ActivationKind::swiglu) {
-    throw UserError(
-        "a GPT-2 of Hugging Face has biases, as many key/value heads as heads, and gelu or gelu_tanh: this model "
-        "cannot be exported as one");
-  }
-  return {{"architectures", {"GPT2LMHeadModel"}},
-          {"model_type", "gpt2"},
-          {"vocab_size", model.vocab.value()},
+bool gpt2_expresses(const ModelConfig& model, const LlamaTraits& /*traits*/) {
+  return model.norm == NormKind::layernorm && model.position == PositionKind::learned && model.bias &&
+         model.has_qkv_bias() && !model.qk_norm && model.kv_heads == model.heads &&
+         model.activation != ActivationKind::swiglu && model.hidden == model.heads * model.head_size();
+}
+
+nlohmann::ordered_json gpt2_json(const ModelConfig& model, const LlamaTraits& /*traits*/) {
+  return {{"vocab_size", model.vocab.value()},
           {"n_positions", model.context},
           {"n_embd", model.hidden},
           {"n_layer", model.layers},
@@ -203,47 +302,140 @@ nlohmann::ordered_json gpt2_json(const ModelConfig& model) {
           {"resid_pdrop", model.dropout}};
 }
 
-nlohmann::ordered_json llama_json(const ModelConfig& model) {
-  if (model.norm != NormKind::rmsnorm || model.position != PositionKind::rope ||
-      model.activation != ActivationKind::swiglu) {
+bool is_of_llama_kind(const ModelConfig& model) {
+  return model.norm == NormKind::rmsnorm && model.position == PositionKind::rope &&
+         model.activation == ActivationKind::swiglu;
+}
+
+bool llama_expresses(const ModelConfig& model, const LlamaTraits& traits) {
+  const bool has_biases = traits.biases == Biases::by_flags
+                              ? model.has_qkv_bias() == model.bias
+                              : !model.bias && model.has_qkv_bias() == (traits.biases == Biases::of_qkv);
+  return is_of_llama_kind(model) && has_biases && model.qk_norm == traits.qk_norm &&
+         !(traits.heads_divide_hidden && model.hidden % model.heads != 0);
+}
+
+nlohmann::ordered_json rope_json(const RopeScalingConfig& scaling) {
+  switch (scaling.type) {
+    case RopeScalingKind::linear:
+      return {{"rope_type", "linear"}, {"factor", scaling.factor}};
+    case RopeScalingKind::llama3:
+      return {{"rope_type", "llama3"},
+              {"factor", scaling.factor},
+              {"low_freq_factor", scaling.low_frequency_factor},
+              {"high_freq_factor", scaling.high_frequency_factor},
+              {"original_max_position_embeddings", scaling.original_context}};
+    case RopeScalingKind::none:
+      break;
+  }
+  return nullptr;
+}
+
+nlohmann::ordered_json llama_json(const ModelConfig& model, const LlamaTraits& traits) {
+  nlohmann::ordered_json value = {{"vocab_size", model.vocab.value()},
+                                  {"max_position_embeddings", model.context},
+                                  {"hidden_size", model.hidden},
+                                  {"intermediate_size", model.ffn_hidden},
+                                  {"num_hidden_layers", model.layers},
+                                  {"num_attention_heads", model.heads},
+                                  {"num_key_value_heads", model.kv_heads},
+                                  {"head_dim", model.head_size()},
+                                  {"hidden_act", "silu"},
+                                  {"rms_norm_eps", model.norm_epsilon},
+                                  {"rope_theta", model.rope_theta},
+                                  {"rope_scaling", rope_json(model.rope_scaling)}};
+  // The library's Qwen2 has no such member: its biases are fixed.
+  if (traits.biases != Biases::of_qkv) value["attention_bias"] = model.bias;
+  if (traits.biases == Biases::by_flags) value["mlp_bias"] = model.bias;
+  if (traits.window != Window::never) value["sliding_window"] = nullptr;
+  if (traits.window == Window::by_flag) value["use_sliding_window"] = false;
+  return value;
+}
+
+// An export is of the first that has all of the model: Mistral's are Llamas but for their windows, and so come out as
+// those.
+constexpr Family families[] = {
+    {.type = "gpt2",
+     .architecture = "GPT2LMHeadModel",
+     .parse = parse_gpt2,
+     .expresses = gpt2_expresses,
+     .write = gpt2_json},
+    {.type = "llama",
+     .architecture = "LlamaForCausalLM",
+     .parse = parse_llama,
+     .expresses = llama_expresses,
+     .write = llama_json,
+     .traits = {.heads_divide_hidden = true}},
+    {.type = "mistral",
+     .architecture = "MistralForCausalLM",
+     .parse = parse_llama,
+     .expresses = llama_expresses,
+     .write = llama_json,
+     .traits = {.biases = Biases::none, .window = Window::always, .kv_heads = 8, .context = 131072}},
+    {.type = "qwen2",
+     .architecture = "Qwen2ForCausalLM",
+     .parse = parse_llama,
+     .expresses = llama_expresses,
+     .write = llama_json,
+     .traits = {.biases = Biases::of_qkv, .window = Window::by_flag, .kv_heads = 32, .context = 32768}},
+    {.type = "qwen3",
+     .architecture = "Qwen3ForCausalLM",
+     .parse = parse_llama,
+     .expresses = llama_expresses,
+     .write = llama_json,
+     .traits = {.biases = Biases::none,
+                .window = Window::by_flag,
+                .qk_norm = true,
+                .kv_heads = 32,
+                .head_dim = 128,
+                .context = 32768}},
+};
+
+[[noreturn]] void refuse_export(const ModelConfig& model) {
+  if (model.norm == NormKind::layernorm && model.position == PositionKind::learned)
+    throw UserError(
+        "a GPT-2 of Hugging Face has biases, as many key/value heads as heads, heads of hidden / heads without norms "
+        "of "
+        "their own, and gelu or gelu_tanh: this model cannot be exported as one");
+  if (!is_of_llama_kind(model))
     throw UserError(
         "Hugging Face has GPT-2 (layernorm, learned positions) and Llama (rmsnorm, rope, swiglu): this model is a "
         "mixture of both and cannot be exported");
-  }
-  return {{"architectures", {"LlamaForCausalLM"}},
-          {"model_type", "llama"},
-          {"vocab_size", model.vocab.value()},
-          {"max_position_embeddings", model.context},
-          {"hidden_size", model.hidden},
-          {"intermediate_size", model.ffn_hidden},
-          {"num_hidden_layers", model.layers},
-          {"num_attention_heads", model.heads},
-          {"num_key_value_heads", model.kv_heads},
-          {"head_dim", model.hidden / model.heads},
-          {"hidden_act", "silu"},
-          {"rms_norm_eps", model.norm_epsilon},
-          {"rope_theta", model.rope_theta},
-          {"rope_scaling", nullptr},
-          {"attention_bias", model.bias},
-          {"mlp_bias", model.bias}};
+  throw UserError(fmt::format(
+      "Hugging Face has Llama (biases everywhere or nowhere), Qwen2 (on query, key and value) and Qwen3 (nowhere, with "
+      "qk_norm): this model, with bias {}, qkv_bias {} and qk_norm {}{}, is none of them and cannot be exported",
+      model.bias, model.has_qkv_bias(), model.qk_norm,
+      model.hidden % model.heads == 0 ? "" : ", and a hidden size that is no multiple of its heads"));
 }
 
 }  // namespace
 
-ModelConfig parse_hugging_face_config(const json& value, const std::string& where) {
+HuggingFaceShape parse_hugging_face_config(const json& value, const std::string& where) {
   const std::string type = json_string(value, "model_type", where);
   const Members members(value, where);
   members.require_absent("quantization_config");
-  if (type == "gpt2") return parse_gpt2(members);
-  if (type == "llama") return parse_llama(members, where);
-  members.refuse("model_type", fmt::format("is {}; supported are gpt2 and llama", quoted(std::string_view(type))));
+  std::string supported;
+  for (const Family& family : families) {
+    if (family.type == type) return family.parse(members, where, family.traits);
+    supported += (supported.empty() ? "" : ", ") + std::string(family.type);
+  }
+  members.refuse("model_type", fmt::format("is {}; supported are {}", quoted(std::string_view(type)), supported));
 }
 
-std::string hugging_face_config_text(const ModelConfig& model, DType dtype) {
+std::string hugging_face_config_text(const ModelConfig& model, DType dtype, const SpecialTokens& tokens) {
   SCALETRAIN_CHECK(model.vocab.has_value());
-  const bool is_gpt2 = model.norm == NormKind::layernorm && model.position == PositionKind::learned;
-  nlohmann::ordered_json value = is_gpt2 ? gpt2_json(model) : llama_json(model);
+  const auto* const family = std::find_if(std::begin(families), std::end(families), [&](const Family& candidate) {
+    return candidate.expresses(model, candidate.traits);
+  });
+  if (family == std::end(families)) refuse_export(model);
+  nlohmann::ordered_json value = {{"architectures", {family->architecture}}, {"model_type", family->type}};
+  value.update(family->write(model, family->traits));
   value["tie_word_embeddings"] = model.tie_embeddings;
+  const auto id = [](const std::optional<std::int64_t>& token) {
+    return token ? nlohmann::ordered_json(*token) : nlohmann::ordered_json(nullptr);
+  };
+  value["bos_token_id"] = id(tokens.begin);
+  value["eos_token_id"] = id(tokens.end);
   value["torch_dtype"] = torch_name(dtype);
   return value.dump(2) + "\n";
 }

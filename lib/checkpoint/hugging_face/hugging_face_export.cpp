@@ -125,7 +125,7 @@ class Export {
   Export& operator=(const Export&) = delete;
 
   void run() {
-    const std::string config = hugging_face_config_text(request_.model, request_.dtype);
+    const std::string config = hugging_face_config_text(request_.model, request_.dtype, request_.tokens);
     check_export_folder(target_);
     create_folders(temporary_);
     write("config.json", config);

@@ -71,7 +71,7 @@ struct HuggingFaceModel::Impl {
   };
 
   std::filesystem::path folder;
-  ModelConfig config;
+  HuggingFaceShape shape;
   DType dtype = DType::f32;
   std::vector<std::unique_ptr<FileReader>> files;
   std::map<std::string, Stored> tensors;  // by their full names
@@ -136,6 +136,7 @@ void HuggingFaceModel::Impl::open_shards() {
 
 // Before anything is made in the size that config.json claims: the files must hold as much.
 void HuggingFaceModel::Impl::check_sizes() const {
+  const ModelConfig& config = shape.model;
   const std::string where = place("config.json");
   if (static_cast<std::uint64_t>(config.layers) > tensors.size()) {
     throw InputError(fmt::format("{}: {} layers, but the files hold {} tensors", where, config.layers, tensors.size()));
@@ -155,6 +156,7 @@ void HuggingFaceModel::Impl::check_sizes() const {
 }
 
 void HuggingFaceModel::Impl::check_tensors() {
+  const ModelConfig& config = shape.model;
   const ParamTable table = make_param_table(make_model_spec(config, config.vocab.value()), InitConfig{});
   std::map<std::string, Shape> expected;
   for (const HuggingFaceTensor& tensor : hugging_face_tensors(table)) expected.emplace(tensor.name, tensor.shape);
@@ -265,11 +267,14 @@ bool is_hugging_face_folder(const std::filesystem::path& folder) {
          !std::filesystem::exists(folder / "manifest.json", ignored);
 }
 
+HuggingFaceShape read_hugging_face_shape(const std::filesystem::path& folder) {
+  const auto config_path = confined_path(folder, "config.json", folder.string());
+  return parse_hugging_face_config(read_json_file(config_path, {.bytes = config_limit_bytes}), config_path.string());
+}
+
 HuggingFaceModel::HuggingFaceModel(std::filesystem::path folder) : impl_(std::make_unique<Impl>()) {
   impl_->folder = std::move(folder);
-  const auto config_path = confined_path(impl_->folder, "config.json", impl_->folder.string());
-  impl_->config =
-      parse_hugging_face_config(read_json_file(config_path, {.bytes = config_limit_bytes}), config_path.string());
+  impl_->shape = read_hugging_face_shape(impl_->folder);
   // lstat's view: a dangling link is refused by name rather than passed over.
   const auto exists = [&](const char* name) {
     std::error_code ignored;
@@ -291,8 +296,8 @@ HuggingFaceModel::~HuggingFaceModel() = default;
 HuggingFaceModel::HuggingFaceModel(HuggingFaceModel&&) noexcept = default;
 HuggingFaceModel& HuggingFaceModel::operator=(HuggingFaceModel&&) noexcept = default;
 
-const ModelConfig& HuggingFaceModel::model_config() const {
-  return impl_->config;
+const HuggingFaceShape& HuggingFaceModel::shape() const {
+  return impl_->shape;
 }
 const std::filesystem::path& HuggingFaceModel::path() const {
   return impl_->folder;

@@ -17,6 +17,8 @@ constexpr Names<NormKind, 2> kNorms = {{{NormKind::layernorm, "layernorm"}, {Nor
 constexpr Names<ActivationKind, 3> kActivations = {
     {{ActivationKind::gelu, "gelu"}, {ActivationKind::gelu_tanh, "gelu_tanh"}, {ActivationKind::swiglu, "swiglu"}}};
 constexpr Names<PositionKind, 2> kPositions = {{{PositionKind::learned, "learned"}, {PositionKind::rope, "rope"}}};
+constexpr Names<RopeScalingKind, 3> kRopeScalings = {
+    {{RopeScalingKind::none, "none"}, {RopeScalingKind::linear, "linear"}, {RopeScalingKind::llama3, "llama3"}}};
 constexpr Names<InitKind, 3> kInits = {
     {{InitKind::normal, "normal"}, {InitKind::xavier, "xavier"}, {InitKind::he, "he"}}};
 constexpr Names<TokenizerKind, 4> kTokenizers = {{{TokenizerKind::bytes, "bytes"},
@@ -75,6 +77,7 @@ SCALETRAIN_ENUM_TEXT(DeviceKind, kDevices)
 SCALETRAIN_ENUM_TEXT(NormKind, kNorms)
 SCALETRAIN_ENUM_TEXT(ActivationKind, kActivations)
 SCALETRAIN_ENUM_TEXT(PositionKind, kPositions)
+SCALETRAIN_ENUM_TEXT(RopeScalingKind, kRopeScalings)
 SCALETRAIN_ENUM_TEXT(InitKind, kInits)
 SCALETRAIN_ENUM_TEXT(TokenizerKind, kTokenizers)
 SCALETRAIN_ENUM_TEXT(DocumentAttention, kAttentions)

@@ -32,6 +32,8 @@ EnumNames<ActivationKind> enum_names();
 template <>
 EnumNames<PositionKind> enum_names();
 template <>
+EnumNames<RopeScalingKind> enum_names();
+template <>
 EnumNames<InitKind> enum_names();
 template <>
 EnumNames<TokenizerKind> enum_names();

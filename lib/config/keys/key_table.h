@@ -34,6 +34,7 @@ struct Key {
   KeyInfo info;  // the path is relative to the record
   std::function<void(const YamlNode&, const std::string& path, Record&, ReadContext&)> read;
   std::function<std::string(const Record&)> write;                     // in flow style
+  std::function<void(const Record& from, Record& to)> copy;            // of plain values only
   std::function<std::vector<std::string>(const Record&)> write_items;  // lists of records only: one text per item
 };
 

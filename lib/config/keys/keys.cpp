@@ -57,6 +57,7 @@ Key<Record> row(Words words, Codec codec, Field field) {
     context.refuse(node.place, path, later.empty() ? problem : later);
   };
   key.write = [codec, field](const Record& record) { return codec.text(field(record)); };
+  key.copy = [field](const Record& from, Record& to) { field(to) = field(from); };
   return key;
 }
 
@@ -197,6 +198,12 @@ Key<Config> checkpoint_every_row() {
   return key;
 }
 
+// A key that may be left out for what others say: the resolved config has its value all the same.
+Key<Config> spelled_out(Key<Config> key, std::string (*text)(const ModelConfig& model)) {
+  key.write = [text](const Config& config) { return text(config.model); };
+  return key;
+}
+
 void add_run(KeyTable<Config>& table) {
   table.push_back(top({"run.name", "", "Names the run's folder where run.directory does not: runs/NAME."},
                       TextCodec{TextRule::plain_name}, FIELD(run.name)));
@@ -230,12 +237,16 @@ void add_model(KeyTable<Config>& table) {
                       optional(PresetCodec()), FIELD(model.preset)));
   table.push_back(
       top({"model.layers", "", "Transformer layers.", never}, at_least(1, kMaxLayers), FIELD(model.layers)));
-  table.push_back(top({"model.hidden", "", "Width of the residual stream; a multiple of heads.", never},
-                      at_least(1, kMaxWidth), FIELD(model.hidden)));
+  table.push_back(
+      top({"model.hidden", "", "Width of the residual stream; a multiple of heads unless head_dim is set.", never},
+          at_least(1, kMaxWidth), FIELD(model.hidden)));
   table.push_back(top({"model.heads", "", "Attention heads.", never}, at_least(1, kMaxWidth), FIELD(model.heads)));
   table.push_back(
       top({"model.kv_heads", "", "Key and value heads; fewer than heads: grouped-query attention.", never, "heads"},
           at_least(1, kMaxWidth), FIELD(model.kv_heads)));
+  table.push_back(spelled_out(top({"model.head_dim", "", "Size of a head; auto: hidden / heads.", never},
+                                  optional(at_least(1, kMaxWidth), "auto"), FIELD(model.head_dim)),
+                              [](const ModelConfig& model) { return std::to_string(model.head_size()); }));
   table.push_back(top({"model.ffn_hidden", "", "Width inside the feed-forward block.", never, "4 * hidden"},
                       at_least(1, kMaxFfn), FIELD(model.ffn_hidden)));
   table.push_back(top({"model.context", "tokens", "Tokens per training sample.", never}, at_least(1, kMaxContext),
@@ -253,8 +264,35 @@ void add_model(KeyTable<Config>& table) {
           EnumCodec<PositionKind>(), FIELD(model.position)));
   table.push_back(top({"model.rope_theta", "", "Base of the rotation frequencies (position: rope).", never}, positive(),
                       FIELD(model.rope_theta)));
+  table.push_back(
+      top({"model.rope_scaling.type", "",
+           "How rotation frequencies are divided for longer contexts: linear: all by the factor; llama3: as "
+           "Llama 3.1, those of few turns.",
+           never},
+          EnumCodec<RopeScalingKind>(), FIELD(model.rope_scaling.type)));
+  table.push_back(
+      top({"model.rope_scaling.factor", "", "What frequencies are divided by (type: linear, llama3).", never},
+          positive(), FIELD(model.rope_scaling.factor)));
+  table.push_back(top({"model.rope_scaling.low_frequency_factor", "",
+                       "Frequencies that turn less often within original_context are divided (type: llama3).", never},
+                      positive(), FIELD(model.rope_scaling.low_frequency_factor)));
+  table.push_back(top({"model.rope_scaling.high_frequency_factor", "",
+                       "Frequencies that turn more often within original_context stay; in between a share is divided "
+                       "(type: llama3).",
+                       never},
+                      positive(), FIELD(model.rope_scaling.high_frequency_factor)));
+  table.push_back(top({"model.rope_scaling.original_context", "tokens",
+                       "The context that the model was first made for (type: llama3).", never},
+                      at_least(1, kMaxContext), FIELD(model.rope_scaling.original_context)));
   table.push_back(top({"model.bias", "", "Whether linear layers and layernorms have biases.", never}, BoolCodec(),
                       FIELD(model.bias)));
+  table.push_back(spelled_out(
+      top({"model.qkv_bias", "", "Whether the maps to query, key and value have biases; auto: as bias says.", never},
+          optional(BoolCodec(), "auto"), FIELD(model.qkv_bias)),
+      [](const ModelConfig& model) { return BoolCodec().text(model.has_qkv_bias()); }));
+  table.push_back(
+      top({"model.qk_norm", "", "Whether each head's query and key pass an RMS norm before their rotation.", never},
+          BoolCodec(), FIELD(model.qk_norm)));
   table.push_back(top({"model.tie_embeddings", "", "Whether the output head is the token embedding.", never},
                       BoolCodec(), FIELD(model.tie_embeddings)));
   table.push_back(top({"model.dropout", "", "Probability of dropping an activation in training.", never},

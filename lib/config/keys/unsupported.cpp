@@ -43,7 +43,7 @@ constexpr std::array<UnsupportedKey, 9> kKeys = {{
     {"log.report", "an HTML report of the run", "html_report"},
     {"log.wandb", "logging to Weights & Biases", "wandb"},
     {"", "compressed files of data", ""},
-    {"", "Hugging Face models of other families than GPT-2 and Llama", ""},
+    {"", "Hugging Face models of other families than GPT-2, Llama, Mistral, Qwen2 and Qwen3", ""},
 }};
 
 // Calls visit(part) for each part of "a | b | c".

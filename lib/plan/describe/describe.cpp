@@ -332,10 +332,12 @@ std::string head_text(const PlanFacts& facts) {
   const ModelSpec& model = phase.model;
   std::string text;
   const auto line = [&text](std::string_view key, const std::string& value) { text += keyed_lines(key, value); };
-  line("model", fmt::format("{} parameters; {}, hidden {}, {} ({} key/value), ffn {}, vocabulary {}, context {}",
+  const bool has_own_size = model.heads * model.head_size != model.hidden;
+  line("model", fmt::format("{} parameters; {}, hidden {}, {} ({} key/value){}, ffn {}, vocabulary {}, context {}",
                             grouped_digits(static_cast<std::uint64_t>(phase.table.num_parameters())),
                             counted(model.layers, "layer"), model.hidden, counted(model.heads, "head"), model.kv_heads,
-                            model.ffn_hidden, model.vocab, model.context));
+                            has_own_size ? fmt::format(" of {}", model.head_size) : "", model.ffn_hidden, model.vocab,
+                            model.context));
   if (const std::int64_t frozen = phase.table.num_parameters(ParamRole::frozen); frozen > 0)
     line("trained", fmt::format("{} parameters; {} are frozen",
                                 grouped_digits(static_cast<std::uint64_t>(phase.table.num_parameters() - frozen)),

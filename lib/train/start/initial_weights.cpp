@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <string_view>
+#include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "checkpoint/catalog.h"
+#include "checkpoint/format/manifest.h"
 #include "checkpoint/hugging_face/hugging_face.h"
 #include "config/keys/keys.h"
 #include "train/start/run_folder.h"
@@ -30,6 +32,7 @@ void refuse_other_model(const HuggingFaceModel& folder, const ModelSpec& model) 
   compare("hidden", comparable.hidden, theirs.hidden);
   compare("heads", comparable.heads, theirs.heads);
   compare("kv_heads", comparable.kv_heads, theirs.kv_heads);
+  compare("head_dim", comparable.head_size, theirs.head_size);
   compare("ffn_hidden", comparable.ffn_hidden, theirs.ffn_hidden);
   compare("context", comparable.context, theirs.context);
   compare("vocab", comparable.vocab, theirs.vocab);
@@ -38,8 +41,24 @@ void refuse_other_model(const HuggingFaceModel& folder, const ModelSpec& model) 
   compare("activation", to_text(comparable.activation), to_text(theirs.activation));
   compare("position", to_text(comparable.position), to_text(theirs.position));
   if (comparable.position == PositionKind::rope) compare("rope_theta", comparable.rope_theta, theirs.rope_theta);
+  if (!(comparable.rope_scaling == theirs.rope_scaling)) {
+    const auto text = [](const RopeScaling& scaling) {
+      if (scaling.factor == 1.0) return std::string("none");
+      if (scaling.original_context == 0.0) return fmt::format("linear by {}", scaling.factor);
+      return fmt::format("llama3 by {}, {} to {} turns in {} tokens", scaling.factor, scaling.low_frequency_factor,
+                         scaling.high_frequency_factor, scaling.original_context);
+    };
+    compare("rope_scaling", text(comparable.rope_scaling), text(theirs.rope_scaling));
+  }
   compare("bias", comparable.bias, theirs.bias);
+  compare("qkv_bias", comparable.qkv_bias, theirs.qkv_bias);
+  compare("qk_norm", comparable.qk_norm, theirs.qk_norm);
   compare("tie_embeddings", comparable.tie_embeddings, theirs.tie_embeddings);
+  if (const auto& window = folder.shape().window; window && model.context > *window)
+    differences += fmt::format(
+        "\n  model.context: {} in the config; attention reaches {} tokens back in the folder's "
+        "model (sliding window), at most so many are possible",
+        model.context, *window);
   if (differences.empty()) return;
   throw UserError(fmt::format("model.init.from: {} holds another model:{}\nSet these keys to the folder's values",
                               folder.path().string(), differences));
@@ -60,9 +79,22 @@ void check_initial_weights(const Config& config, const ModelSpec& model) {
   } catch (const FileAccessError& refused) {
     throw FileAccessError(fmt::format("model.init.from: {}; have the system let this user read it", refused.what()));
   } catch (const InputError& error) {
-    throw InputError(
-        fmt::format("model.init.from: {}; a Hugging Face folder of a GPT-2 or Llama model is expected", error.what()));
+    throw InputError(fmt::format(
+        "model.init.from: {}; a Hugging Face folder of a GPT-2, Llama, Mistral, Qwen2 or Qwen3 model is expected",
+        error.what()));
   }
+}
+
+FolderModel look_at_folder_model(const Config& config) {
+  const std::filesystem::path run = config.run.directory.empty() ? "runs/" + config.run.name : config.run.directory;
+  if (path_exists(run / "checkpoints"))
+    for (const CatalogEntry& entry : list_checkpoints(RunPaths(run).checkpoints()))
+      if (entry.problem.empty())
+        return {.model = parse_resolved_config(read_manifest(entry.path).config, entry.path.string()).model,
+                .window = std::nullopt,
+                .is_of_run = true};
+  HuggingFaceShape shape = read_hugging_face_shape(*config.model.init.from);
+  return {.model = std::move(shape.model), .window = shape.window};
 }
 
 void load_initial_weights(const std::string& folder, const ModelSpec& model, ParamStore& store, Stream& stream) {

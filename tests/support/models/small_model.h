@@ -92,7 +92,8 @@ inline double contribution(std::string_view parameter, std::int64_t index, const
 
 // Whether each tensor rank computes a part of the parameter's gradient of its own.
 inline bool is_partial(const Parameter& parameter, std::int64_t tensor_degree, bool sequence) {
-  if (parameter.split.kind == Split::Kind::replicated) return parameter.sequence_partial && sequence;
+  if (parameter.split.kind == Split::Kind::replicated)
+    return parameter.tensor_partial || (parameter.sequence_partial && sequence);
   return ParamTable::replication_degree(parameter, tensor_degree) > 1;
 }
 

@@ -36,6 +36,12 @@ std::vector<Case> rope_cases() {
     for (std::int64_t n = 0; n < row.rows; ++n)  // two documents
       positions.push_back(row.first_position + static_cast<std::int32_t>(n % ((row.rows + 1) / 2)));
     const bool inverse = cases.size() % 2 == 1;
+    // As they are; all divided; Llama's, with frequencies on both sides of and between its factors.
+    const RopeScaling scalings[] = {
+        {},
+        {.factor = 4.0},
+        {.factor = 8.0, .low_frequency_factor = 1.0, .high_frequency_factor = 4.0, .original_context = 64.0}};
+    const RopeScaling scaling = scalings[cases.size() % 3];
     Case c;
     c.name = std::to_string(row.rows) + " rows of " + std::to_string(row.heads) + "x" + std::to_string(row.size) +
              " from position " + std::to_string(row.first_position) + (inverse ? " inverse" : "");
@@ -47,7 +53,8 @@ std::vector<Case> rope_cases() {
                             .head_size = row.size,
                             .positions = device.put_ids(positions, {row.rows}),
                             .theta = row.theta,
-                            .inverse = inverse});
+                            .inverse = inverse,
+                            .scaling = scaling});
       std::vector<Output> outputs{{"values", values.get()}};
       values.set(Values(static_cast<std::size_t>(row.rows * width)));
       outputs.push_back({"gaps", Device::get(values.whole), Kind::around});

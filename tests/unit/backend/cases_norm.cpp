@@ -28,9 +28,36 @@ std::vector<Extent> norm_extents() {
   return extents;
 }
 
+// Rows, and of how many heads each group of them is; 0: rows that are no heads.
+struct NormExtent : Extent {
+  std::int64_t heads = 0;
+};
+
+std::vector<NormExtent> with_heads(const std::vector<Extent>& plain) {
+  std::vector<NormExtent> extents;
+  for (const Extent& e : plain) extents.push_back({e, 0});
+  // Sizes of heads, beside those that packs and lanes do not divide.
+  for (const NormExtent& e : {NormExtent{{1, 1}, 1},
+                              {{6, 2}, 3},
+                              {{0, 8}, 4},
+                              {{15, 7}, 5},
+                              {{33, 16}, 3},
+                              {{64, 64}, 8},
+                              {{63, 64}, 7},
+                              {{36, 80}, 12},
+                              {{64, 128}, 16},
+                              {{320, 128}, 1},
+                              {{26, 129}, 13},
+                              {{18, 256}, 2},
+                              {{4, 1024}, 2}})
+    extents.push_back(e);
+  return extents;
+}
+
 struct NormOperands {
   NormType type = NormType::layernorm;
   std::int64_t rows = 0, columns = 0;
+  std::int64_t heads = 0;
   double epsilon = 1e-5;
   bool with_bias = false;
   int aliasing = 0;  // of d_input: 0 no addend, 1 addend apart, 2 it is the addend, 3 it is d_output
@@ -45,15 +72,49 @@ struct NormOperands {
   }
 };
 
-NormOperands norm_operands(std::size_t index, const Extent& e) {
+// An operand's rows: a matrix of its own or, where they are heads, a part of a wider one, each operand of another.
+struct PlacedRows {
+  Strided place;
+  View view;
+  RowLayout layout;
+
+  PlacedRows(Device& device, const NormOperands& o, const Values& values, std::int64_t gap, std::int64_t offset) {
+    if (o.heads == 0) {
+      place = {device.put(values, {o.rows, o.columns}), 0, o.columns};
+      view = place.whole;
+      return;
+    }
+    const std::int64_t groups = o.rows / o.heads;
+    const std::int64_t width = o.heads * o.columns;
+    Values all(static_cast<std::size_t>(groups * (width + gap)), 0.5);
+    for (std::int64_t group = 0; group < groups; ++group)
+      std::copy_n(values.begin() + group * width, width, all.begin() + group * (width + gap) + offset);
+    place = {device.put(all, {groups, width + gap}), offset, width};
+    const View wide = place.view();
+    view = View(wide.data(), wide.dtype(), {o.rows, o.columns}, wide.space());
+    layout = {o.heads, place.stride()};
+  }
+  // And, where they are heads, what lies around them.
+  std::vector<Output> outputs(const std::string& name) const {
+    std::vector<Output> all{{name, place.get()}};
+    if (layout.heads == 0) return all;
+    place.set(Values(all.front().values.size()));
+    all.push_back({"gaps", Device::get(place.whole), Kind::around});
+    return all;
+  }
+};
+
+NormOperands norm_operands(std::size_t index, const NormExtent& e) {
   const std::string key = "norm" + std::to_string(index);
   NormOperands o;
   o.type = index % 2 == 0 ? NormType::layernorm : NormType::rmsnorm;
   o.rows = e.rows;
   o.columns = e.columns;
+  o.heads = e.heads;
   o.epsilon = index % 3 == 0 ? 1e-6 : 1e-5;
   o.with_bias = o.type == NormType::layernorm && index % 4 == 0;
   o.aliasing = static_cast<int>(index / 2 % 4);
+  if (e.heads > 0) o.aliasing = o.aliasing < 2 ? 0 : 3;  // there is no addend
   o.input = normal(key + "input", e.rows * e.columns, index % 5 == 0 ? 3.0 : 0.25, 1.0);
   o.weight = normal(key + "weight", e.columns, 1.0, 0.3);
   o.bias = normal(key + "bias", e.columns);
@@ -76,7 +137,8 @@ NormOperands norm_operands(std::size_t index, const Extent& e) {
 
 std::string name_of(const NormOperands& o) {
   return std::string(o.type == NormType::layernorm ? "layernorm " : "rmsnorm ") + std::to_string(o.rows) + "x" +
-         std::to_string(o.columns) + (o.with_bias ? " bias" : "") + " aliasing " + std::to_string(o.aliasing);
+         std::to_string(o.columns) + (o.heads > 0 ? " of " + std::to_string(o.heads) + " heads" : "") +
+         (o.with_bias ? " bias" : "") + " aliasing " + std::to_string(o.aliasing);
 }
 
 Case norm_case(const std::shared_ptr<const NormOperands>& o, std::int64_t reduction_length) {
@@ -98,25 +160,29 @@ double cancellation(const NormOperands& o, std::int64_t row) {
 
 std::vector<Case> norm_forward_cases() {
   std::vector<Case> cases;
-  for (const Extent& e : norm_extents()) {
+  for (const NormExtent& e : with_heads(norm_extents())) {
     const auto o = std::make_shared<const NormOperands>(norm_operands(cases.size(), e));
     Case c = norm_case(o, e.columns);
     c.run = [o](Device& device) {
       const bool layernorm = o->type == NormType::layernorm;
-      const View output = device.put(o->addend, {o->rows, o->columns});
+      const PlacedRows input(device, *o, o->input, 9, 1);
+      const PlacedRows output(device, *o, o->addend, 8, 8);
       const View mean = layernorm ? device.put_master(o->rstd, {o->rows}) : View();
       const View rstd = device.put_master(o->mean, {o->rows});
       device.run(NormForward{.type = o->type,
                              .epsilon = o->epsilon,
-                             .input = device.put(o->input, {o->rows, o->columns}),
+                             .input = input.view,
                              .weight = device.put(o->weight, {o->columns}),
                              .bias = o->with_bias ? device.put(o->bias, {o->columns}) : View(),
-                             .output = output,
+                             .output = output.view,
                              .mean = mean,
-                             .rstd = rstd});
-      std::vector<Output> outputs{{"output", Device::get(output)}};
-      if (layernorm) outputs.push_back({"mean", Device::get(mean), Kind::master});
-      outputs.push_back({"rstd", Device::get(rstd), Kind::master});
+                             .rstd = rstd,
+                             .input_rows = input.layout,
+                             .output_rows = output.layout});
+      std::vector<Output> outputs = output.outputs("output");
+      const auto behind = outputs.begin() + 1;
+      const auto at = outputs.insert(behind, {"rstd", Device::get(rstd), Kind::master});
+      if (layernorm) outputs.insert(at, {"mean", Device::get(mean), Kind::master});
       return outputs;
     };
     Values output_scale;
@@ -139,25 +205,30 @@ std::vector<Case> norm_forward_cases() {
 
 std::vector<Case> norm_backward_input_cases() {
   std::vector<Case> cases;
-  for (const Extent& e : norm_extents()) {
+  for (const NormExtent& e : with_heads(norm_extents())) {
     const auto o = std::make_shared<const NormOperands>(norm_operands(cases.size(), e));
     Case c = norm_case(o, e.columns);
     c.run = [o](Device& device) {
       const Shape shape{o->rows, o->columns};
-      const View d_output = device.put(o->d_output, shape);
+      const PlacedRows input(device, *o, o->input, 8, 0);
+      const PlacedRows d_output(device, *o, o->d_output, 16, 8);
       const View addend = o->aliasing == 1 || o->aliasing == 2 ? device.put(o->addend, shape) : View();
-      View d_input = o->aliasing == 2 ? addend : d_output;
-      if (o->aliasing < 2) d_input = device.put(o->addend, shape);
+      PlacedRows d_input = d_output;
+      if (o->aliasing < 2) d_input = PlacedRows(device, *o, o->addend, 24, 16);
+      if (o->aliasing == 2) d_input.place.whole = d_input.view = addend;
       device.run(
           NormBackwardInput{.type = o->type,
-                            .d_output = d_output,
-                            .input = device.put(o->input, shape),
+                            .d_output = d_output.view,
+                            .input = input.view,
                             .weight = device.put(o->weight, {o->columns}),
                             .mean = o->type == NormType::layernorm ? device.put_master(o->mean, {o->rows}) : View(),
                             .rstd = device.put_master(o->rstd, {o->rows}),
                             .addend = addend,
-                            .d_input = d_input});
-      return std::vector<Output>{{"d_input", Device::get(d_input)}};
+                            .d_input = d_input.view,
+                            .d_output_rows = d_output.layout,
+                            .input_rows = input.layout,
+                            .d_input_rows = d_input.layout});
+      return d_input.outputs("d_input");
     };
     Values scale;
     for (std::int64_t n = 0; n < e.rows; ++n) {
@@ -189,20 +260,24 @@ std::vector<Case> norm_backward_input_cases() {
 
 std::vector<Case> norm_backward_weight_cases() {
   std::vector<Case> cases;
-  for (const Extent& e : row_extents()) {
+  for (const NormExtent& e : with_heads(row_extents())) {
     const auto o = std::make_shared<const NormOperands>(norm_operands(cases.size(), e));
     Case c = norm_case(o, e.rows);
     c.run = [o](Device& device) {
+      const PlacedRows input(device, *o, o->input, 3, 2);
+      const PlacedRows d_output(device, *o, o->d_output, 8, 0);
       const View d_weight = device.put_master(o->weight, {o->columns});
       const View d_bias = o->with_bias ? device.put_master(o->bias, {o->columns}) : View();
       device.run(
           NormBackwardWeight{.type = o->type,
-                             .d_output = device.put(o->d_output, {o->rows, o->columns}),
-                             .input = device.put(o->input, {o->rows, o->columns}),
+                             .d_output = d_output.view,
+                             .input = input.view,
                              .mean = o->type == NormType::layernorm ? device.put_master(o->mean, {o->rows}) : View(),
                              .rstd = device.put_master(o->rstd, {o->rows}),
                              .d_weight = d_weight,
-                             .d_bias = d_bias});
+                             .d_bias = d_bias,
+                             .d_output_rows = d_output.layout,
+                             .input_rows = input.layout});
       std::vector<Output> outputs{{"d_weight", Device::get(d_weight), Kind::master}};
       if (o->with_bias) outputs.push_back({"d_bias", Device::get(d_bias), Kind::master});
       return outputs;

@@ -106,6 +106,10 @@ TEST_CASE("norm_descriptors_are_checked") {
   make.refuses(forward, "mean", [](auto& op) { op.type = NormType::rmsnorm; });
   make.refuses(forward, "rstd", [&](auto& op) { op.rstd = make.floats({5}); });
   make.refuses(forward, "epsilon", [](auto& op) { op.epsilon = -1; });
+  make.refuses(forward, "output", [](auto& op) { op.input_rows = {2, 12}; });
+  make.refuses(forward, "input", [](auto& op) { op.input_rows = op.output_rows = {3, 18}; });
+  make.refuses(forward, "input", [](auto& op) { op.input_rows = {2, 11}, op.output_rows = {2, 12}; });
+  make.refuses(forward, "output", [](auto& op) { op.input_rows = {2, 12}, op.output_rows = {2, 11}; });
   NormBackwardInput input;
   input.d_output = make.floats({4, 6});
   input.input = make.floats({4, 6});
@@ -117,6 +121,16 @@ TEST_CASE("norm_descriptors_are_checked") {
   make.refuses(input, "addend", [&](auto& op) { op.addend = make.floats({1, 6}); });
   make.refuses(input, "mean", [](auto& op) { op.mean = {}; });
   make.refuses(input, "d_input", [&](auto& op) { op.d_input = make.floats({24}); });
+  make.refuses(input, "d_output", [](auto& op) { op.input_rows = op.d_input_rows = {2, 12}; });
+  make.refuses(input, "addend", [&](auto& op) {
+    op.input_rows = op.d_output_rows = op.d_input_rows = {2, 12};
+    op.addend = make.floats({4, 6});
+  });
+  make.refuses(input, "d_input", [](auto& op) {
+    op.input_rows = op.d_output_rows = {2, 12};
+    op.d_input_rows = {2, 14};
+    op.d_output = op.d_input;
+  });
   NormBackwardWeight weight;
   weight.d_output = make.floats({4, 6});
   weight.input = make.floats({4, 6});
@@ -126,6 +140,7 @@ TEST_CASE("norm_descriptors_are_checked") {
   make.refuses(weight, "d_weight", [](auto& op) { op.d_weight = {}; });
   make.refuses(weight, "d_bias", [&](auto& op) { op.d_bias = make.floats({4}); });
   make.refuses(weight, "rstd", [&](auto& op) { op.rstd = make.doubles({4}); });
+  make.refuses(weight, "d_output", [](auto& op) { op.input_rows = {2, 12}; });
 }
 
 TEST_CASE("activation_and_embedding_descriptors_are_checked") {
@@ -175,6 +190,9 @@ TEST_CASE("rope_and_attention_descriptors_are_checked") {
   make.refuses(rope, "values", [&](auto& op) { op.positions = make.ids({4}); });
   make.refuses(rope, "head_size", [](auto& op) { op.head_size = 3; });
   make.refuses(rope, "theta", [](auto& op) { op.theta = 0; });
+  make.refuses(rope, "scaling.factor", [](auto& op) { op.scaling.factor = 0; });
+  make.refuses(rope, "scaling.low_frequency_factor", [](auto& op) { op.scaling.low_frequency_factor = 4; });
+  make.refuses(rope, "scaling.original_context", [](auto& op) { op.scaling.original_context = -1; });
   make.refuses(rope, "positions", [&](auto& op) { op.positions = make.floats({3}); });
 
   AttentionForward forward;

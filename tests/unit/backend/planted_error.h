@@ -45,6 +45,10 @@ class PlantedError final : public Backend {
             view.dtype()};
   }
   static Element last(const View& view) { return at(view, view.num_elements() - 1); }
+  static Element last(const View& view, const RowLayout& rows) {
+    const std::int64_t columns = view.shape()[1];
+    return at(view, rows.start(view.shape()[0] - 1, columns) + columns - 1);
+  }
   static Element last(const HeadsView& heads, std::int64_t rows, std::int64_t width) {
     return at(heads.values, (rows - 1) * heads.row_stride + width - 1);
   }
@@ -84,9 +88,9 @@ class PlantedError final : public Backend {
     run_and_spoil(s, op, {last(op.d_weight), last(op.d_bias)});
   }
   void spoiled(Stream& s, const NormForward& op) {
-    run_and_spoil(s, op, {last(op.output), last(op.mean), last(op.rstd)});
+    run_and_spoil(s, op, {last(op.output, op.output_rows), last(op.mean), last(op.rstd)});
   }
-  void spoiled(Stream& s, const NormBackwardInput& op) { run_and_spoil(s, op, {last(op.d_input)}); }
+  void spoiled(Stream& s, const NormBackwardInput& op) { run_and_spoil(s, op, {last(op.d_input, op.d_input_rows)}); }
   void spoiled(Stream& s, const NormBackwardWeight& op) { run_and_spoil(s, op, {last(op.d_weight), last(op.d_bias)}); }
   void spoiled(Stream& s, const ActivationForward& op) { run_and_spoil(s, op, {last(op.output)}); }
   void spoiled(Stream& s, const ActivationBackward& op) { run_and_spoil(s, op, {last(op.d_input)}); }

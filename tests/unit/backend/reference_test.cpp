@@ -258,8 +258,8 @@ TEST_CASE("activation_gradients_match_finite_differences") {
 
 namespace {
 
-Values rotated(const Values& values, std::int64_t heads, std::int64_t size, const Ids& positions,
-               bool inverse = false) {
+Values rotated(const Values& values, std::int64_t heads, std::int64_t size, const Ids& positions, bool inverse = false,
+               const RopeScaling& scaling = {}) {
   Oracle oracle;
   Device& device = oracle.device;
   const auto rows = static_cast<std::int64_t>(positions.size());
@@ -270,7 +270,8 @@ Values rotated(const Values& values, std::int64_t heads, std::int64_t size, cons
                         .head_size = size,
                         .positions = device.put_ids(positions, {rows}),
                         .theta = 10000.0,
-                        .inverse = inverse});
+                        .inverse = inverse,
+                        .scaling = scaling});
   return Device::get(view);
 }
 
@@ -281,6 +282,28 @@ TEST_CASE("rope_turns_pairs_of_the_two_halves") {
   const Values result = rotated({1, 1, 0, 0}, 1, 4, {3});
   check_close(result, {std::cos(3.0), std::cos(0.03), std::sin(3.0), std::sin(0.03)});
   check_close(rotated({1, 2, 3, 4}, 1, 4, {0}), {1, 2, 3, 4}, 0.0);
+}
+
+TEST_CASE("rope_divides_all_frequencies_or_those_of_few_turns_in_the_original_context") {
+  const Values input = {1, 1, 1, 0, 0, 0};
+  const auto turned = [](const std::vector<double>& angles) {
+    Values values;
+    for (const double angle : angles) values.push_back(std::cos(angle));
+    for (const double angle : angles) values.push_back(std::sin(angle));
+    return values;
+  };
+  // Head size 6: frequencies 1, 10000^(-1/3) and 10000^(-2/3), which turn 20.4, 0.945 and 0.0439 times in 128 tokens.
+  const double second = std::pow(10000.0, -1.0 / 3.0);
+  const double third = second * second;
+  check_close(rotated(input, 1, 6, {3}, false, {.factor = 4.0}), turned({0.75, 0.75 * second, 0.75 * third}));
+  const RopeScaling scaling{
+      .factor = 4.0, .low_frequency_factor = 0.5, .high_frequency_factor = 2.0, .original_context = 128.0};
+  const double turns = 128.0 * second / (2.0 * std::numbers::pi);
+  const double smooth = (turns - 0.5) / (2.0 - 0.5);
+  CHECK((smooth > 0.0 && smooth < 1.0));
+  const double between = (1.0 - smooth) * second / 4.0 + smooth * second;
+  check_close(rotated(input, 1, 6, {3}, false, scaling), turned({3.0, 3.0 * between, 0.75 * third}));
+  check_close(rotated(rotated(input, 1, 6, {3}, false, scaling), 1, 6, {3}, true, scaling), input);
 }
 
 TEST_CASE("rope_keeps_norms_depends_on_distance_only_and_is_undone_by_its_inverse") {

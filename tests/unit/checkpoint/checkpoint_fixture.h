@@ -43,6 +43,34 @@ inline ModelConfig tiny_llama_config(bool tied) {
   return model;
 }
 
+inline ModelConfig tiny_llama3_config() {
+  ModelConfig model = tiny_llama_config(true);
+  model.rope_scaling = {.type = RopeScalingKind::llama3, .factor = 8.0, .original_context = 4};
+  return model;
+}
+
+inline ModelConfig tiny_qwen2_config() {
+  ModelConfig model = tiny_llama_config(true);
+  model.qkv_bias = true;
+  model.rope_scaling = {.type = RopeScalingKind::linear, .factor = 2.5};
+  return model;
+}
+
+inline ModelConfig tiny_qwen3_config() {
+  ModelConfig model = tiny_llama_config(false);
+  model.qk_norm = true;
+  model.head_dim = 6;
+  return model;
+}
+
+// A Llama by all but the size of its heads, which that of Hugging Face cannot have: one of Mistral's.
+inline ModelConfig tiny_mistral_config() {
+  ModelConfig model = tiny_llama_config(false);
+  model.hidden = 10;
+  model.head_dim = 4;
+  return model;
+}
+
 // A store of a whole model.
 struct StoreFixture : ModelStore {
   explicit StoreFixture(ParamTable made_table, std::vector<std::string> states = {"exp_avg", "exp_avg_sq"},

@@ -11,6 +11,11 @@ TEST_CASE("hugging_face_config_values_that_are_not_supported_are_refused_by_memb
     CHECK(contains(message, "config.json"));
     return contains(message, "\"" + std::string(key) + "\"");
   };
+  const auto takes = [](const ModelConfig& model, const char* key, const nlohmann::json& value) {
+    HuggingFaceFolder folder(model);
+    folder.config[key] = value;
+    return folder.refusal().empty();
+  };
   const ModelConfig gpt2 = tiny_gpt2_config();
   CHECK(with(gpt2, "model_type", "bert"));
   CHECK(with(gpt2, "activation_function", "relu"));
@@ -26,15 +31,49 @@ TEST_CASE("hugging_face_config_values_that_are_not_supported_are_refused_by_memb
   CHECK(with(gpt2, "tie_word_embeddings", "yes"));
   const ModelConfig llama = tiny_llama_config(true);
   CHECK(with(llama, "rope_scaling", {{"rope_type", "llama3"}, {"factor", 8.0}}));
-  CHECK(with(llama, "rope_scaling", {{"type", "linear"}, {"factor", 2.0}}));
-  CHECK(with(llama, "rope_parameters", {{"rope_type", "yarn"}}));
+  const nlohmann::json llama3 = {{"rope_type", "llama3"},
+                                 {"factor", 8.0},
+                                 {"low_freq_factor", 1.0},
+                                 {"high_freq_factor", 4.0},
+                                 {"original_max_position_embeddings", 8192}};
+  CHECK(takes(llama, "rope_scaling", llama3));
+  const auto llama3_with = [&](const char* key, const nlohmann::json& value) {
+    HuggingFaceFolder folder(llama);
+    folder.config["rope_scaling"] = llama3;
+    folder.config["rope_scaling"][key] = value;
+    const std::string message = folder.refusal();
+    CHECK(contains(message, "config.json: \"rope_scaling\""));
+    return message;
+  };
+  for (const char* key : {"factor", "low_freq_factor", "high_freq_factor"}) {
+    for (const nlohmann::json& value : {nlohmann::json(), nlohmann::json(0), nlohmann::json("much")})
+      CHECK(contains(llama3_with(key, value), "\"" + std::string(key) + "\""));
+  }
+  CHECK(contains(llama3_with("low_freq_factor", 4.0), "no less than high_freq_factor"));
+  CHECK(contains(llama3_with("original_max_position_embeddings", 0), "original_max_position_embeddings"));
+  CHECK(with(llama, "rope_scaling", {{"type", "linear"}}));
+  CHECK(takes(llama, "rope_scaling", {{"type", "linear"}, {"factor", 2.0}}));
+  for (const char* type : {"yarn", "dynamic", "longrope", "su", "proportional"}) {
+    CHECK(with(llama, "rope_parameters", {{"rope_type", type}, {"factor", 2.0}}));
+    CHECK(with(llama, "rope_scaling", {{"type", type}, {"factor", 2.0}}));
+  }
+  CHECK(with(llama, "rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}));
   CHECK(with(llama, "mlp_bias", true));
-  CHECK(with(llama, "head_dim", 8));
+  CHECK(with(llama, "head_dim", 7));
+  CHECK(with(llama, "head_dim", 0));
+  CHECK(with(llama, "head_dim", 2147483646));
   CHECK(with(llama, "hidden_act", "gelu"));
   CHECK(with(llama, "num_key_value_heads", 2));
   CHECK(with(llama, "partial_rotary_factor", 0.5));
   CHECK(with(llama, "sliding_window", 4096));
   CHECK(with(llama, "rope_theta", -1));
+  const ModelConfig qwen2 = tiny_qwen2_config();
+  const ModelConfig qwen3 = tiny_qwen3_config();
+  CHECK(with(qwen2, "attention_bias", true));
+  CHECK(with(qwen3, "attention_bias", true));
+  CHECK(with(qwen3, "num_key_value_heads", 2));
+  for (const char* type : {"gemma", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen3_moe"})
+    CHECK(with(llama, "model_type", type));
   HuggingFaceFolder missing(llama);
   missing.config.erase("intermediate_size");
   CHECK(contains(missing.refusal(), "\"intermediate_size\" is missing"));

@@ -36,7 +36,9 @@ float float_at(const std::filesystem::path& file, const std::string& tensor, std
 }  // namespace
 
 TEST_CASE("hugging_face_round_trip_is_bit_exact_in_each_dtype_single_and_sharded") {
-  for (const ModelConfig& model : {tiny_gpt2_config(), tiny_llama_config(true), tiny_llama_config(false)}) {
+  for (const ModelConfig& model :
+       {tiny_gpt2_config(), tiny_llama_config(true), tiny_llama_config(false), tiny_llama3_config(),
+        tiny_qwen2_config(), tiny_qwen3_config(), tiny_mistral_config()}) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       for (const std::uint64_t shard_bytes : {std::uint64_t{1} << 30, std::uint64_t{1500}}) {
         const TempFolder folder;
@@ -125,7 +127,8 @@ TEST_CASE("hugging_face_config_says_the_same_both_ways") {
   exact_gelu.activation = ActivationKind::gelu;
   exact_gelu.tie_embeddings = false;
   for (const ModelConfig& model :
-       {tiny_gpt2_config(), exact_gelu, tiny_llama_config(true), tiny_llama_config(false), with_bias}) {
+       {tiny_gpt2_config(), exact_gelu, tiny_llama_config(true), tiny_llama_config(false), with_bias,
+        tiny_llama3_config(), tiny_qwen2_config(), tiny_qwen3_config(), tiny_mistral_config()}) {
     const TempFolder folder;
     StoreFixture saved(make_param_table(make_model_spec(model, 11), InitConfig{}), {});
     export_store(saved, {.folder = folder / "out",
@@ -142,12 +145,88 @@ TEST_CASE("hugging_face_config_says_the_same_both_ways") {
       CHECK(config["rms_norm_eps"] == 1e-6);
       CHECK(config["rope_theta"] == 50000.0);
       CHECK(config["num_key_value_heads"] == 1);
-      CHECK(config["attention_bias"] == model.bias);
+      CHECK(config.value("attention_bias", false) == model.bias);
+      CHECK(config["head_dim"] == model.head_size());
     } else {
       CHECK(config["activation_function"] == (model.activation == ActivationKind::gelu ? "gelu" : "gelu_new"));
       CHECK(config["n_positions"] == 5);
     }
   }
+}
+
+TEST_CASE("hugging_face_export_is_of_the_family_that_has_all_of_the_model_or_refused") {
+  const auto written = [](const ModelConfig& model) { return HuggingFaceFolder(model).config; };
+  const auto family = [&](const ModelConfig& model) { return written(model)["model_type"].get<std::string>(); };
+  CHECK(family(tiny_gpt2_config()) == "gpt2");
+  CHECK(family(tiny_llama_config(true)) == "llama");
+  CHECK(family(tiny_mistral_config()) == "mistral");
+  CHECK(written(tiny_mistral_config())["sliding_window"] == nullptr);
+  CHECK(family(tiny_qwen2_config()) == "qwen2");
+  CHECK(family(tiny_qwen3_config()) == "qwen3");
+  CHECK(written(tiny_qwen3_config())["architectures"] == nlohmann::json{"Qwen3ForCausalLM"});
+  CHECK(written(tiny_qwen2_config())["rope_scaling"] == nlohmann::json{{"rope_type", "linear"}, {"factor", 2.5}});
+  CHECK(written(tiny_llama3_config())["rope_scaling"] == nlohmann::json{{"rope_type", "llama3"},
+                                                                        {"factor", 8.0},
+                                                                        {"low_freq_factor", 1.0},
+                                                                        {"high_freq_factor", 4.0},
+                                                                        {"original_max_position_embeddings", 4}});
+  const auto refused = [&](const ModelConfig& model) { return message_of<UserError>([&] { written(model); }); };
+  ModelConfig normed_with_biases = tiny_qwen3_config();
+  normed_with_biases.qkv_bias = true;
+  CHECK(contains(refused(normed_with_biases), "qk_norm true"));
+  ModelConfig less_biases = tiny_llama_config(true);
+  less_biases.bias = true;
+  less_biases.qkv_bias = false;
+  CHECK(contains(refused(less_biases), "bias true, qkv_bias false"));
+  ModelConfig normed_gpt2 = tiny_gpt2_config();
+  normed_gpt2.qk_norm = true;
+  CHECK(contains(refused(normed_gpt2), "a GPT-2 of Hugging Face has"));
+  ModelConfig long_heads = tiny_gpt2_config();
+  long_heads.head_dim = 8;
+  CHECK(contains(refused(long_heads), "a GPT-2 of Hugging Face has"));
+  ModelConfig mixture = tiny_llama_config(true);
+  mixture.norm = NormKind::layernorm;
+  CHECK(contains(refused(mixture), "mixture of both"));
+}
+
+TEST_CASE("hugging_face_export_names_the_tokens_that_begin_and_end_a_document") {
+  const ModelConfig model = tiny_llama_config(true);
+  StoreFixture saved(make_param_table(make_model_spec(model, 11), InitConfig{}), {});
+  const TempFolder folder;
+  HuggingFaceExport request{.folder = folder / "out", .model = model, .dtype = DType::f32, .tokenizer_files = {}};
+  request.tokens = {.begin = 3, .end = 10};
+  export_store(saved, request);
+  const auto config = read_json_file(folder / "out" / "config.json");
+  CHECK(config["bos_token_id"] == 3);
+  CHECK(config["eos_token_id"] == 10);
+  CHECK(HuggingFaceFolder(model).config["eos_token_id"] == nullptr);
+}
+
+TEST_CASE("hugging_face_windows_bound_the_context_where_they_are_narrower") {
+  const auto shape = [](HuggingFaceFolder& folder) {
+    REQUIRE(folder.refusal() == "");
+    return HuggingFaceModel(folder.path()).shape();
+  };
+  HuggingFaceFolder mistral(tiny_mistral_config());
+  mistral.config["max_position_embeddings"] = 9000;
+  CHECK_FALSE(shape(mistral).window);
+  CHECK(shape(mistral).model.context == 9000);
+  mistral.config["sliding_window"] = 7;
+  CHECK(shape(mistral).window == 7);
+  CHECK(shape(mistral).model.context == 7);
+  mistral.config.erase("sliding_window");  // the library's own
+  CHECK(shape(mistral).model.context == 4096);
+  mistral.config["sliding_window"] = 10000;
+  CHECK(shape(mistral).model.context == 9000);
+
+  HuggingFaceFolder qwen(tiny_qwen2_config());
+  qwen.config["max_position_embeddings"] = 9000;
+  qwen.config["sliding_window"] = 7;
+  CHECK_FALSE(shape(qwen).window);  // use_sliding_window is false
+  qwen.config["use_sliding_window"] = true;
+  CHECK_FALSE(shape(qwen).window);  // from layer 28 on, where there are 2
+  qwen.config["max_window_layers"] = 1;
+  CHECK(shape(qwen).model.context == 7);
 }
 
 TEST_CASE("hugging_face_older_and_newer_spellings_are_understood") {

@@ -21,13 +21,16 @@ const KeyInfo& key(std::string_view path) {
 
 // A preset's number of parameters by the textbook formulas, written apart from the code that counts them.
 std::int64_t parameters(const ModelConfig& m) {
-  const std::int64_t kv_width = m.hidden / m.heads * m.kv_heads;
+  const std::int64_t head = m.head_dim ? *m.head_dim : m.hidden / m.heads;
+  const std::int64_t width = head * m.heads;
+  const std::int64_t kv_width = head * m.kv_heads;
   const std::int64_t gates = m.activation == ActivationKind::swiglu ? 3 : 2;
-  std::int64_t layer =
-      2 * m.hidden * m.hidden + 2 * m.hidden * kv_width + gates * m.hidden * m.ffn_hidden + 2 * m.hidden;
+  std::int64_t layer = 2 * m.hidden * width + 2 * m.hidden * kv_width + gates * m.hidden * m.ffn_hidden + 2 * m.hidden;
   std::int64_t rest = *m.vocab * m.hidden * (m.tie_embeddings ? 1 : 2) + m.hidden;
+  if (m.qkv_bias.value_or(m.bias)) layer += width + 2 * kv_width;
+  if (m.qk_norm) layer += 2 * head;
   if (m.bias) {
-    layer += 2 * m.hidden + 2 * kv_width + m.ffn_hidden + m.hidden + 2 * m.hidden;
+    layer += m.hidden + m.ffn_hidden + m.hidden + 2 * m.hidden;
     rest += m.hidden;
   }
   if (m.position == PositionKind::learned) rest += m.context * m.hidden;
@@ -123,6 +126,17 @@ TEST_CASE("presets have the published parameter counts") {
   CHECK(count("llama-8b") == 8030261248);
   CHECK(count("llama-70b") == 70553706496);
   CHECK(count("llama-405b") == 405853388800);
+  CHECK(count("llama-3.1-8b") == 8030261248);
+  CHECK(count("llama-3.2-1b") == 1235814400);
+  CHECK(count("llama-3.2-3b") == 3212749824);
+  CHECK(count("smollm2-135m") == 134515008);
+  CHECK(count("smollm2-360m") == 361821120);
+  CHECK(count("mistral-7b-v0.3") == 7248023552);
+  CHECK(count("qwen2.5-0.5b") == 494032768);
+  CHECK(count("qwen3-0.6b") == 596049920);
+  CHECK(count("qwen3-1.7b") == 1720574976);
+  CHECK(count("qwen3-4b") == 4022468096);
+  CHECK(count("qwen3-8b") == 8190735360);
   CHECK(find_model_preset("gpt5") == nullptr);
   for (const std::string& name : model_preset_names())
     CHECK(load_text(kLeast, {"model.preset=" + name}).config.model.preset == name);

@@ -270,6 +270,110 @@ TEST_CASE("defaults that follow another key") {
   CHECK(config.run.directory == "runs/abc");
 }
 
+TEST_CASE("heads have any size, and what goes without saying is the same config") {
+  const auto model = [](const std::string& keys) { return load_text(kLeast + "model: {" + keys + "}\n").config.model; };
+  CHECK(model("hidden: 96, heads: 6").head_size() == 16);
+  CHECK(model("hidden: 96, heads: 6, head_dim: 20").head_size() == 20);
+  CHECK(model("hidden: 100, heads: 6, head_dim: 20").head_size() == 20);
+  CHECK_FALSE(model("hidden: 96, heads: 6, head_dim: 16").head_dim);
+  CHECK_FALSE(model("hidden: 96, heads: 6, head_dim: auto").head_dim);
+  CHECK(model("preset: qwen3-0.6b, hidden: 512").head_size() == 128);
+  CHECK(model("bias: false").has_qkv_bias() == false);
+  CHECK(model("bias: false, qkv_bias: true").has_qkv_bias());
+  CHECK_FALSE(model("bias: false, qkv_bias: false").qkv_bias);
+  CHECK(contains(errors_of(kLeast + "model: {hidden: 100, heads: 6}\n"), "no multiple of heads 6"));
+  CHECK(contains(errors_of(kLeast + "model: {position: rope, head_dim: 7}\n"),
+                 "model.position: rope rotates pairs, and a head of head_dim 7 is odd"));
+  CHECK(contains(errors_of(kLeast + "model: {head_dim: 2048}\nprecision: {compute: bf16}\n"),
+                 "a head of head_dim 2048 is longer than 1024"));
+}
+
+namespace {
+
+// What a folder of this model makes of a config.
+LoadedConfig load_from(const FolderModel& folder, const std::string& keys) {
+  return load_text(kLeast + "model: {init: {from: f}" + keys + "}\n", {}, {},
+                   {.look_at_model = [folder](const Config&) { return folder; }});
+}
+std::string errors_from(const FolderModel& folder, const std::string& keys) {
+  return message_of<UserError>([&] { load_from(folder, keys); });
+}
+
+FolderModel small_folder() {
+  FolderModel folder;
+  folder.model = *find_model_preset("qwen3-0.6b");
+  folder.model.preset.reset();
+  folder.model.layers = 3;
+  return folder;
+}
+
+}  // namespace
+
+TEST_CASE("a folder to start from brings the shape, and what is said beside it agrees") {
+  const FolderModel folder = small_folder();
+  const ModelConfig model = load_from(folder, "").config.model;
+  CHECK(model.layers == 3);
+  CHECK(model.heads == 16);
+  CHECK(model.kv_heads == 8);
+  CHECK(model.head_size() == 128);
+  CHECK(model.ffn_hidden == 3072);
+  CHECK(model.vocab == 151936);
+  CHECK(model.context == 40960);
+  CHECK(model.norm == NormKind::rmsnorm);
+  CHECK((model.qk_norm && !model.bias && model.tie_embeddings && model.rope_theta == 1e6));
+  CHECK(model.init.from->ends_with("/f"));
+  // The resolved config spells all of it out.
+  CHECK(parse_resolved_config(resolved_yaml(load_from(folder, "").config), "x").model.head_dim == 128);
+  CHECK(load_from(folder, ", layers: 3, head_dim: 128, vocab: auto, dropout: 0").config.model.vocab == 151936);
+  CHECK(errors_from(folder, ", layers: 2") ==
+        "c.yaml:3:34: model.layers: 2, but the model in f has 3; leave the key "
+        "out, or write what the folder has");
+  CHECK(contains(errors_from(folder, ", kv_heads: 16"), "model.kv_heads: 16, but the model in f has 8"));
+  CHECK(contains(errors_from(folder, ", head_dim: 64"), "model.head_dim: 64, but the model in f has 128"));
+  CHECK(contains(errors_from(folder, ", qk_norm: false"), "model.qk_norm: false, but the model in f has true"));
+  CHECK(contains(errors_from(folder, ", rope_scaling: {type: linear, factor: 2}"),
+                 "model.rope_scaling.type: linear, but the model in f has none"));
+  CHECK(contains(errors_from(folder, ", preset: qwen3-0.6b"),
+                 "model.preset: qwen3-0.6b has model.layers 28, but the model in f has 3"));
+  CHECK(load_from(folder, ", preset: qwen3-0.6b, layers: 3").config.model.layers == 3);
+}
+
+TEST_CASE(
+    "samples of a folder's model may be shorter or longer where positions are rotated, as far as attention reaches") {
+  FolderModel folder = small_folder();
+  CHECK(load_from(folder, ", context: 512").config.model.context == 512);
+  CHECK(load_from(folder, ", context: 100000").config.model.context == 100000);
+  folder.window = folder.model.context = 4096;
+  const LoadedConfig bounded = load_from(folder, "");
+  CHECK(bounded.config.model.context == 4096);
+  CHECK(std::any_of(bounded.notices.begin(), bounded.notices.end(), [](const std::string& notice) {
+    return contains(notice, "model.context: 4096, as far back as attention reaches in the model in f (sliding window)");
+  }));
+  CHECK(load_from(folder, ", context: 512").config.model.context == 512);
+  CHECK(contains(errors_from(folder, ", context: 4097"),
+                 "model.context: 4097, but attention reaches only 4096 tokens back in the model in f"));
+  FolderModel learned;
+  learned.model.context = 64;
+  CHECK(load_from(learned, ", context: 64").config.model.context == 64);
+  CHECK(contains(errors_from(learned, ", context: 32"), "model.context: 32, but the model in f has 64"));
+  CHECK(contains(errors_from(learned, ", context: 65"), "model.context: 65, but the model in f has 64"));
+}
+
+TEST_CASE("a folder that cannot be read is refused where nothing else says what the model is") {
+  const auto load = [](const std::string& keys) {
+    return load_text(kLeast + "model: {init: {from: f}" + keys + "}\n", {}, {},
+                     {.look_at_model = [](const Config&) -> FolderModel { throw InputError("it is gone"); }});
+  };
+  CHECK(message_of<UserError>([&] { load(""); }) ==
+        "c.yaml:3:22: model.init.from: it is gone; without it there is no telling what the model is");
+  CHECK(load(", hidden: 96").config.model.hidden == 96);  // who reads the weights reports it
+  // A run that has a checkpoint compares with that.
+  FolderModel of_run = small_folder();
+  of_run.is_of_run = true;
+  CHECK(load_from(of_run, ", layers: 2").config.model.layers == 2);
+  CHECK(load_from(of_run, "").config.model.layers == 3);
+}
+
 TEST_CASE("overrides replace, merge and index") {
   const std::string text =
       "data: {train: [{path: a, weight: 3}, {path: b}], validation: [{name: v, path: c}]}\n"

@@ -58,6 +58,12 @@ Config random_config(std::uint64_t seed) {
   c.model.activation = dice.coin() ? ActivationKind::swiglu : ActivationKind::gelu_tanh;
   c.model.position = dice.coin() ? PositionKind::rope : PositionKind::learned;
   c.model.bias = dice.coin();
+  if (dice.coin()) c.model.qkv_bias = !c.model.bias;
+  c.model.qk_norm = dice.coin();
+  if (dice.coin()) c.model.head_dim = 2 * dice.whole(200, 300);
+  if (c.model.position == PositionKind::rope && dice.coin())
+    c.model.rope_scaling = {RopeScalingKind::llama3, 1.5 + dice.share(), dice.share(), 2 + dice.share(),
+                            dice.whole(1, 1 << 20)};
   c.model.tie_embeddings = dice.coin();
   c.model.init = {InitKind::he, dice.share(), dice.coin(), dice.maybe_text()};
   c.data.documents.loss_across = dice.coin();
@@ -155,6 +161,9 @@ TEST_CASE("each key is wired to its own member") {
       "run: {name: n, directory: d, seed: 5, device: cpu}\n"
       "model: {layers: 8, hidden: 136, heads: 68, kv_heads: 34, ffn_hidden: 7, context: 9, vocab: 11, norm: rmsnorm,\n"
       "  norm_epsilon: 1e-3, activation: swiglu, position: rope, rope_theta: 13, bias: false, tie_embeddings: false,\n"
+      "  head_dim: 20, qkv_bias: true, qk_norm: true, rope_scaling: {type: llama3, factor: 9, low_frequency_factor: "
+      "2,\n"
+      "  high_frequency_factor: 6, original_context: 99},\n"
       "  dropout: 0.25, init: {type: normal, std: 0.5, scale_residual: false}}\n"
       "finetune: {freeze: [a.*, '*.b'], learning_rates: {'*.bias': 2, 'd.?': 0.5}, layer_decay: 0.75}\n"
       "data: {tokenizer: {type: ids, end_of_document: 10}, documents: {attention: within, loss_across: false},\n"
@@ -181,6 +190,8 @@ TEST_CASE("each key is wired to its own member") {
   CHECK((c.model.norm_epsilon == 1e-3 && c.model.activation == ActivationKind::swiglu));
   CHECK((c.model.position == PositionKind::rope && c.model.rope_theta == 13 && !c.model.bias));
   CHECK((!c.model.tie_embeddings && c.model.dropout == 0.25));
+  CHECK((c.model.head_dim == 20 && c.model.qkv_bias == true && c.model.qk_norm));
+  CHECK(c.model.rope_scaling == RopeScalingConfig{RopeScalingKind::llama3, 9, 2, 6, 99});
   CHECK((c.model.init.std == 0.5 && !c.model.init.scale_residual));
   CHECK((c.data.tokenizer.type == TokenizerKind::ids && c.data.tokenizer.end_of_document == 10));
   CHECK((c.data.documents.attention == DocumentAttention::within && !c.data.documents.loss_across));

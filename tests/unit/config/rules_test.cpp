@@ -336,6 +336,20 @@ TEST_CASE("keys that nothing would read are refused, their defaults are not") {
       {{"model.init.type=he", "model.init.scale_residual=false"}, "only for model.init.type normal; this one is he"},
       {{"model.rope_theta=5e5"},
        "--set model.rope_theta=5e5: model.rope_theta: has no effect: it is only for model.position rope"},
+      {{"model.rope_scaling.type=linear", "model.rope_scaling.factor=2"},
+       "model.rope_scaling.type: linear is only for model.position rope; this one is learned"},
+      {{"model.position=rope", "model.rope_scaling.factor=2"},
+       "factor: has no effect: it is only for model.rope_scaling.type linear and llama3; this one is none"},
+      {{"model.position=rope", "model.rope_scaling={type: linear, factor: 2, original_context: 99}"},
+       "original_context: has no effect: it is only for model.rope_scaling.type llama3; this one is linear"},
+      {{"model.position=rope", "model.rope_scaling={type: linear, factor: 2, low_frequency_factor: 3}"},
+       "low_frequency_factor: has no effect: it is only for model.rope_scaling.type llama3"},
+      {{"model.position=rope", "model.rope_scaling={type: linear, factor: 2, high_frequency_factor: 3}"},
+       "high_frequency_factor: has no effect: it is only for model.rope_scaling.type llama3"},
+      {{"model.position=rope", "model.rope_scaling.type=llama3"},
+       "model.rope_scaling.factor: 1 changes nothing: say what frequencies are divided by"},
+      {{"model.position=rope", "model.rope_scaling={type: llama3, factor: 8, low_frequency_factor: 4}"},
+       "model.rope_scaling.low_frequency_factor: 4 is no less than high_frequency_factor 4"},
       {{"train.lr_schedule.type=constant", "train.lr_schedule.min_ratio=0.2"},
        "min_ratio: has no effect: it is only for a train.lr_schedule.type that falls"},
       {{"model.init.from=x", "model.init.type=he"}, "model.init.type: has no effect: model.init.from brings"},
@@ -353,6 +367,8 @@ TEST_CASE("keys that nothing would read are refused, their defaults are not") {
   CHECK(override_errors({"model.position=rope", "model.rope_theta=5e5"}) == "accepted");
   CHECK(override_errors({"model.preset=llama-8b", "model.position=learned"}) == "accepted");
   CHECK(override_errors({"model.preset=llama-8b", "model.position=learned", "model.rope_theta=500K"}) == "accepted");
+  CHECK(override_errors({"model.position=rope", "model.rope_scaling={type: llama3, factor: 8}"}) == "accepted");
+  CHECK(override_errors({"model.preset=llama-3.2-1b", "model.rope_scaling={type: none}"}) == "accepted");
   // The embeddings are normal whatever the type of the matrices.
   CHECK(override_errors({"model.init={type: xavier, std: 0.1}"}) == "accepted");
 }

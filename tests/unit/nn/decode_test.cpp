@@ -61,7 +61,7 @@ void check_logits(std::span<const float> actual, const std::vector<double>& expe
 TEST_CASE("decoding in any pieces gives the logits of the full forward") {
   ModelSpec tied_llama = tiny_llama();
   tied_llama.tie_embeddings = true;
-  for (ModelSpec spec : {tiny_gpt2(), tiny_llama(), tied_llama}) {
+  for (ModelSpec spec : {tiny_gpt2(), tiny_llama(), tied_llama, tiny_qwen3()}) {
     spec.context = 12;
     TestModel model(spec, make_reference_backend(DType::f64));
     model.randomise();

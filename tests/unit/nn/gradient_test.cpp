@@ -134,7 +134,7 @@ TEST_CASE("block gradients are those of finite differences: mixed kinds, two doc
   ModelSpec spec = tiny_llama();
   spec.norm = NormKind::layernorm;
   spec.activation = ActivationKind::gelu_tanh;
-  spec.bias = true;
+  spec.bias = spec.qkv_bias = true;
   UnitCheck unit(spec, 1, {2, 5});
   unit.batch.add_document(2);
   check_both_forms(unit);
@@ -151,7 +151,7 @@ TEST_CASE("block gradients are those of finite differences: a gate with bias, fe
 
 TEST_CASE("block gradients are those of finite differences: layernorm without bias, one token") {
   ModelSpec spec = tiny_gpt2();
-  spec.bias = false;
+  spec.bias = spec.qkv_bias = false;
   spec.heads = 4;
   spec.kv_heads = 2;
   spec.head_size = 2;
@@ -160,6 +160,29 @@ TEST_CASE("block gradients are those of finite differences: layernorm without bi
   check_both_forms(several);
   UnitCheck one(spec, 1, {3, 1});
   check_both_forms(one);
+}
+
+TEST_CASE("block gradients are those of finite differences: norms of query and key, heads wider than hidden") {
+  UnitCheck unit(tiny_qwen3(), 1, {2, 5});
+  unit.batch.add_document(2);
+  check_both_forms(unit);
+}
+
+TEST_CASE(
+    "block gradients are those of finite differences: norms of query and key, narrow heads, biases on them alone") {
+  ModelSpec spec = tiny_qwen3();
+  spec.hidden = 24;
+  spec.head_size = 4;  // query, key and value together are narrower than hidden
+  spec.qkv_bias = true;
+  UnitCheck unit(spec, 1, {2, 4});
+  check_both_forms(unit);
+}
+
+TEST_CASE("block gradients are those of finite differences: norms of query and key that are not rotated") {
+  ModelSpec spec = tiny_gpt2();
+  spec.qk_norm = true;
+  UnitCheck unit(spec, 1, {2, 4});
+  check_both_forms(unit);
 }
 
 TEST_CASE("head gradients are those of finite differences, tied and untied") {

@@ -22,7 +22,7 @@ ModelSpec wide() {
   spec.head_size = 8;
   spec.ffn_hidden = 96;
   spec.vocab = 3001;
-  spec.bias = true;
+  spec.bias = spec.qkv_bias = true;
   return spec;
 }
 

@@ -355,6 +355,17 @@ inline ModelSpec tiny_llama() {
   return make_model_spec(model, vocab);
 }
 
+// Of Qwen3's family, but for its scaled rotations: heads of another size than hidden / heads, together wider than
+// hidden, whose queries and keys are normed.
+inline ModelSpec tiny_qwen3() {
+  ModelSpec spec = tiny_llama();
+  spec.head_size = 6;
+  spec.qk_norm = true;
+  spec.rope_scaling = {
+      .factor = 4.0, .low_frequency_factor = 1.0, .high_frequency_factor = 4.0, .original_context = 8.0};
+  return spec;
+}
+
 inline double largest(const std::vector<double>& values) {
   double out = 0.0;
   for (const double value : values) out = std::isnan(value) ? value : std::max(out, std::abs(value));

@@ -34,8 +34,16 @@ inline ModelSpec llama_of_eight_heads(std::int64_t kv_heads) {
   spec.norm = NormKind::rmsnorm;
   spec.activation = ActivationKind::swiglu;
   spec.position = PositionKind::rope;
-  spec.bias = false;
+  spec.bias = spec.qkv_bias = false;
   spec.tie_embeddings = false;
+  return spec;
+}
+
+// Heads twice as wide as hidden in all, with norms of their own.
+inline ModelSpec qwen3_of_eight_heads(std::int64_t kv_heads) {
+  ModelSpec spec = llama_of_eight_heads(kv_heads);
+  spec.head_size = 4;
+  spec.qk_norm = true;
   return spec;
 }
 
@@ -48,11 +56,14 @@ inline std::vector<Style> styles() {
   std::vector<Style> all{{"GPT-2, tied", gpt2_of_eight_heads()},
                          {"GPT-2, untied, a gate with bias", gpt2_of_eight_heads()},
                          {"Llama, 2 key/value heads", llama_of_eight_heads(2)},
-                         {"Llama, 4 key/value heads, tied, with bias", llama_of_eight_heads(4)}};
+                         {"Llama, 4 key/value heads, tied, with bias", llama_of_eight_heads(4)},
+                         {"Qwen3, 2 key/value heads", qwen3_of_eight_heads(2)},
+                         {"Qwen2, 4 key/value heads", llama_of_eight_heads(4)}};
   all[1].spec.tie_embeddings = false;
   all[1].spec.activation = ActivationKind::swiglu;
   all[3].spec.tie_embeddings = true;
-  all[3].spec.bias = true;
+  all[3].spec.bias = all[3].spec.qkv_bias = true;
+  all[5].spec.qkv_bias = true;
   return all;
 }
 

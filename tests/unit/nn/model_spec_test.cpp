@@ -207,6 +207,51 @@ TEST_CASE("only norms and the biases of row-parallel maps have a gradient per se
                                             "head.norm.bias"});
 }
 
+TEST_CASE("each tensor rank has a part of the gradients of query and key norms, and of no others at all times") {
+  ModelConfig config = llama(1, 8, 2, 20);
+  config.kv_heads = 1;
+  config.qk_norm = true;
+  config.head_dim = 6;
+  const ParamTable table = make_param_table(make_model_spec(config, 11), config.init);
+  std::vector<std::string> partial;
+  for (const Parameter& entry : table.parameters())
+    if (entry.tensor_partial) partial.push_back(entry.name);
+  CHECK(partial ==
+        std::vector<std::string>{"blocks.0.attention.query_norm.weight", "blocks.0.attention.key_norm.weight"});
+  CHECK(parameter(table, "blocks.0.attention.key_norm.weight").shape == Shape{6});
+  CHECK(parameter(table, "blocks.0.attention.output.weight").shape == Shape{8, 12});
+  CHECK_FALSE(parameter(table, "blocks.0.attention.query_norm.weight").decays);
+}
+
+TEST_CASE("biases of query, key and value alone") {
+  ModelConfig config = llama(1, 8, 2, 20);
+  config.kv_heads = 1;
+  config.bias = false;
+  config.qkv_bias = true;
+  const ParamTable table = make_param_table(make_model_spec(config, 11), config.init);
+  std::vector<std::string> biases;
+  for (const Parameter& entry : table.parameters())
+    if (entry.name.ends_with(".bias")) biases.push_back(entry.name);
+  CHECK(biases == std::vector<std::string>{"blocks.0.attention.query.bias", "blocks.0.attention.key.bias",
+                                           "blocks.0.attention.value.bias"});
+}
+
+TEST_CASE("the work of attention is that of its heads, whatever their size") {
+  ModelConfig config = llama(2, 8, 2, 20);
+  config.kv_heads = 1;
+  const ModelSpec narrow = make_model_spec(config, 11);
+  config.head_dim = 12;
+  const ModelSpec wide = make_model_spec(config, 11);
+  const auto products = [](const ModelSpec& spec) {
+    std::int64_t parameters = make_param_table(spec, {}).num_parameters();
+    if (!spec.tie_embeddings) parameters -= spec.vocab * spec.hidden;
+    return 6.0 * static_cast<double>(parameters);
+  };
+  const auto context = static_cast<double>(narrow.context);
+  CHECK(model_flops_per_token(narrow) - products(narrow) == 6.0 * 2 * 8 * context);
+  CHECK(model_flops_per_token(wide) - products(wide) == 6.0 * 2 * 24 * context);
+}
+
 TEST_CASE("a tensor rank's part of the model is what the table's boxes give it") {
   for (const std::int64_t kv_heads : {1, 2, 4, 8}) {
     ModelConfig config = gpt2(1, 32, 8);

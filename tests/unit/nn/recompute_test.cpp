@@ -21,7 +21,7 @@ std::vector<Style> recomputed_styles() {
   all.push_back({"GPT-2, approximate GELU", gpt2_of_eight_heads()});
   all.back().spec.activation = ActivationKind::gelu_tanh;
   all.push_back({"GPT-2 without bias, rotary, rmsnorm", gpt2_of_eight_heads()});
-  all.back().spec.bias = false;
+  all.back().spec.bias = all.back().spec.qkv_bias = false;
   all.back().spec.norm = NormKind::rmsnorm;
   all.back().spec.position = PositionKind::rope;
   all.push_back({"Llama with layernorm", llama_of_eight_heads(8)});

@@ -116,12 +116,31 @@ void with_function(ActivationType type, Body&& body) {
 
 // --- rotary embedding ---
 
+// As scaled_frequency.
+struct Scaling {
+  double factor, low, high, turns;  // turns: of a frequency of one, in the original context
+  explicit Scaling(const RopeScaling& scaling)
+      : factor(scaling.factor),
+        low(scaling.low_frequency_factor),
+        high(scaling.high_frequency_factor),
+        turns(scaling.original_context / (2.0 * 3.14159265358979323846)) {}
+  __device__ double of(double frequency) const {
+    if (factor == 1.0) return frequency;
+    double kept = 0.0;
+    if (turns > 0.0) {
+      kept = (frequency * turns - low) / (high - low);
+      kept = kept < 0.0 ? 0.0 : kept > 1.0 ? 1.0 : kept;
+    }
+    return frequency * (kept + (1.0 - kept) / factor);
+  }
+};
+
 // A thread has `width` pairs of neighbouring dimensions of a row, in all heads: their sines and cosines are computed
 // once. The angle grows with the position, so it is reduced to one turn in double. half, row_stride: multiples of the
 // width.
 template <class S, int width>
 __global__ void rotate(S* values, std::int64_t row_stride, std::int64_t heads, int half, const std::int32_t* positions,
-                       std::int64_t rows, float direction, double log2_theta) {
+                       std::int64_t rows, float direction, double log2_theta, Scaling scaling) {
   const std::int64_t first = first_element<width>();
   const std::int64_t row = first / half;
   if (row >= rows) return;
@@ -131,7 +150,7 @@ __global__ void rotate(S* values, std::int64_t row_stride, std::int64_t heads, i
   float cosine[width];
 #pragma unroll
   for (int i = 0; i < width; ++i) {
-    const double angle = positions[row] * exp2(-log2_theta * (d + i) / half) * half_turns;
+    const double angle = positions[row] * scaling.of(exp2(-log2_theta * (d + i) / half)) * half_turns;
     sincospif(static_cast<float>(angle - 2.0 * rint(0.5 * angle)), &sine[i], &cosine[i]);
     sine[i] *= direction;
   }
@@ -313,7 +332,7 @@ void compute(const Issue& issue, const RopeRotate& op) {
   with_width<S>(fits_packs<S>(half, values) && fits_packs<S>(op.row_stride, values), [&](auto width) {
     launch(issue.stream, {blocks_for(rows * half / width), threads_of_block}, rotate<S, width>, values, op.row_stride,
            op.num_heads, static_cast<int>(half), address<std::int32_t>(op.positions), rows, op.inverse ? -1.0F : 1.0F,
-           std::log2(op.theta));
+           std::log2(op.theta), Scaling(op.scaling));
   });
 }
 

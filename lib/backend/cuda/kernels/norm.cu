@@ -32,6 +32,21 @@ struct Place {
         lanes(static_cast<int>(warp_lanes * warps)) {}
 };
 
+// Where rows start.
+struct Starts {
+  std::int64_t heads, stride;
+  explicit Starts(const RowLayout& layout) : heads(layout.heads), stride(layout.stride) {}
+  __device__ std::int64_t of(std::int64_t row, std::int64_t columns) const {
+    return heads == 0 ? row * columns : row / heads * stride + row % heads * columns;
+  }
+};
+
+// Whether packs can be read of such rows.
+template <class S>
+bool fits_rows(const RowLayout& layout) {
+  return layout.heads == 0 || fits_packs<S>(layout.stride);
+}
+
 // body(number, first, left) for the lane's packs of a row, in order. held: the most that there are, whole ones, or 0
 // for any.
 template <int width, int held, class Body>
@@ -109,10 +124,11 @@ __device__ inline void sum_row(float (&sums)[count], const Place& place, float* 
 // mean is null for an RMS norm. `scale` may be the weight alone.
 template <class S, int width, int held>
 __global__ void normalise(const S* input, const S* weight, const S* bias, S* output, float* mean, float* rstd,
-                          std::int64_t rows, std::int64_t all_columns, float epsilon, unsigned warps_of_row) {
+                          std::int64_t rows, std::int64_t all_columns, Starts input_rows, Starts output_rows,
+                          float epsilon, unsigned warps_of_row) {
   const Place place(warps_of_row);
   const std::int64_t columns = place.row < rows ? all_columns : 0;
-  const RowPacks<S, width, held> x(input + place.row * all_columns, place, columns);
+  const RowPacks<S, width, held> x(input + input_rows.of(place.row, all_columns), place, columns);
   const float inverse_columns = 1.0F / static_cast<float>(all_columns);
   auto* const shared = shared_memory<float>();
   float centre = 0.0F;
@@ -148,7 +164,7 @@ __global__ void normalise(const S* input, const S* weight, const S* bias, S* out
     if (bias != nullptr) load(bias + first, left, offset);
 #pragma unroll
     for (int i = 0; i < width; ++i) values[i] = (values[i] - centre) * inverse * scale[i] + offset[i];
-    store(output + place.row * all_columns + first, left, values);
+    store(output + output_rows.of(place.row, all_columns) + first, left, values);
   });
   if (place.lane != 0 || place.row >= rows) return;
   if (mean != nullptr) mean[place.row] = centre;
@@ -165,6 +181,7 @@ struct BackwardRows {
   const S* addend;  // or null
   S* d_input;
   std::int64_t rows, columns;
+  Starts d_output_rows, input_rows, d_input_rows;
 };
 
 // With x̂ = (x - mean) · rstd and g = d_output · weight: d_input = rstd · (g - mean(g) - x̂ · mean(g · x̂)), without
@@ -174,10 +191,9 @@ __global__ void normalise_backward(const BackwardRows<S> op, unsigned warps_of_r
   const Place place(warps_of_row);
   const bool is_row = place.row < op.rows;
   const std::int64_t columns = is_row ? op.columns : 0;
-  const std::int64_t start = place.row * op.columns;
-  RowPacks<S, width, held> input(op.input + start, place, columns);
-  RowPacks<S, width, held> d_output(op.d_output + start, place, columns);
-  const RowPacks<S, width, held> addend(op.addend != nullptr ? op.addend + start : nullptr, place,
+  RowPacks<S, width, held> input(op.input + op.input_rows.of(place.row, op.columns), place, columns);
+  RowPacks<S, width, held> d_output(op.d_output + op.d_output_rows.of(place.row, op.columns), place, columns);
+  const RowPacks<S, width, held> addend(op.addend != nullptr ? op.addend + place.row * op.columns : nullptr, place,
                                         op.addend != nullptr ? columns : 0);
   const float centre = is_row && op.mean != nullptr ? op.mean[place.row] : 0.0F;
   const float inverse = is_row ? op.rstd[place.row] : 0.0F;
@@ -217,7 +233,7 @@ __global__ void normalise_backward(const BackwardRows<S> op, unsigned warps_of_r
     if (op.addend != nullptr) addend.get(number, first, left, added);
 #pragma unroll
     for (int i = 0; i < width; ++i) g[i] = inverse * (g[i] - mean_of_g - x[i] * mean_of_products) + added[i];
-    store(op.d_input + start + first, left, g);
+    store(op.d_input + op.d_input_rows.of(place.row, op.columns) + first, left, g);
   });
 }
 
@@ -230,7 +246,8 @@ constexpr int columns_at_once = 2;
 // partial: [parts, 2, columns].
 template <class S, int width>
 __global__ void sum_rows(const S* d_output, const S* input, const float* mean, const float* rstd, std::int64_t rows,
-                         std::int64_t columns, std::int64_t rows_of_part, float* partial) {
+                         std::int64_t columns, Starts d_output_rows, Starts input_rows, std::int64_t rows_of_part,
+                         float* partial) {
   const std::int64_t column = (static_cast<std::int64_t>(blockIdx.x) * warp_lanes + threadIdx.x % warp_lanes) * width;
   const std::int64_t begin = blockIdx.y * rows_of_part;
   const std::int64_t end = begin + rows_of_part < rows ? begin + rows_of_part : rows;
@@ -247,8 +264,8 @@ __global__ void sum_rows(const S* d_output, const S* input, const float* mean, c
 #pragma unroll
       for (int i = 0; i < count; ++i) {
         const std::int64_t at = row + i * rows_of_block;
-        d[i] = *reinterpret_cast<const Pack<S, width>*>(d_output + at * columns + column);
-        x[i] = *reinterpret_cast<const Pack<S, width>*>(input + at * columns + column);
+        d[i] = *reinterpret_cast<const Pack<S, width>*>(d_output + d_output_rows.of(at, columns) + column);
+        x[i] = *reinterpret_cast<const Pack<S, width>*>(input + input_rows.of(at, columns) + column);
         centre[i] = mean != nullptr ? mean[at] : 0.0F;
         inverse[i] = rstd[at];
       }
@@ -319,10 +336,12 @@ void compute(const Issue& issue, const NormForward& op) {
   const auto* bias = address<S>(op.bias);
   auto* output = address<S>(op.output);
   auto* mean = op.type == NormType::layernorm ? address<float>(op.mean) : nullptr;
-  const bool fits = fits_packs<S>(columns, input, weight, bias, output);
+  const bool fits = fits_packs<S>(columns, input, weight, bias, output) && fits_rows<S>(op.input_rows) &&
+                    fits_rows<S>(op.output_rows);
   with_row_shape<S>(fits, columns, [&](auto width, auto held, unsigned warps) {
     launch(issue.stream, row_blocks(rows, warps), normalise<S, width, held>, input, weight, bias, output, mean,
-           address<float>(op.rstd), rows, columns, static_cast<float>(op.epsilon), warps);
+           address<float>(op.rstd), rows, columns, Starts(op.input_rows), Starts(op.output_rows),
+           static_cast<float>(op.epsilon), warps);
   });
 }
 
@@ -336,9 +355,13 @@ void compute(const Issue& issue, const NormBackwardInput& op) {
                                 .addend = address<S>(op.addend),
                                 .d_input = address<S>(op.d_input),
                                 .rows = op.input.shape()[0],
-                                .columns = op.input.shape()[1]};
+                                .columns = op.input.shape()[1],
+                                .d_output_rows = Starts(op.d_output_rows),
+                                .input_rows = Starts(op.input_rows),
+                                .d_input_rows = Starts(op.d_input_rows)};
   if (rows.rows == 0) return;
-  const bool fits = fits_packs<S>(rows.columns, rows.d_output, rows.input, rows.weight, rows.addend, rows.d_input);
+  const bool fits = fits_packs<S>(rows.columns, rows.d_output, rows.input, rows.weight, rows.addend, rows.d_input) &&
+                    fits_rows<S>(op.d_output_rows) && fits_rows<S>(op.input_rows) && fits_rows<S>(op.d_input_rows);
   with_row_shape<S>(fits, rows.columns, [&](auto width, auto held, unsigned warps) {
     launch(issue.stream, row_blocks(rows.rows, warps), normalise_backward<S, width, held>, rows, warps);
   });
@@ -357,9 +380,10 @@ void compute(const Issue& issue, const NormBackwardWeight& op) {
   const auto issue_sums = [&](auto width) {
     const dim3 blocks(blocks_for(columns, width * warp_lanes).x, narrow<unsigned>(parts.count));
     launch(issue.stream, {blocks, threads_of_block, 2 * width * threads_of_block * sizeof(float)}, sum_rows<S, width>,
-           d_output, input, mean, address<float>(op.rstd), rows, columns, parts.rows, partial);
+           d_output, input, mean, address<float>(op.rstd), rows, columns, Starts(op.d_output_rows),
+           Starts(op.input_rows), parts.rows, partial);
   };
-  if (fits_packs<S>(columns, d_output, input))
+  if (fits_packs<S>(columns, d_output, input) && fits_rows<S>(op.d_output_rows) && fits_rows<S>(op.input_rows))
     issue_sums(std::integral_constant<int, columns_at_once>());
   else
     issue_sums(std::integral_constant<int, 1>());

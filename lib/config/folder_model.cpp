@@ -1,0 +1,99 @@
+#include "config/folder_model.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <exception>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "config/input_paths.h"
+#include "config/keys/keys.h"
+#include "config/validate.h"
+
+namespace scaletrain {
+
+namespace {
+
+constexpr const char* from_key = "model.init.from";
+constexpr const char* context_key = "model.context";
+
+// Whether the folder's model says what the key's value is.
+bool is_of_shape(const Key<Config>& key) {
+  const std::string& path = key.info.path;
+  return path.starts_with("model.") && !path.starts_with("model.init.") && path != "model.preset" &&
+         path != "model.dropout";
+}
+
+// vocab: auto is whatever there is.
+bool is_said(const Key<Config>& key, const Config& config, const ReadContext& context) {
+  if (key.info.path == "model.vocab" && !config.model.vocab) return false;
+  return config.model.preset.has_value() || context.given.contains(key.info.path);
+}
+
+void refuse_difference(const Key<Config>& key, const Config& config, const std::string& theirs, ReadContext& context) {
+  const bool is_given = context.given.contains(key.info.path);
+  const std::string named = is_given ? key.info.path : "model.preset";
+  const std::string ours = is_given
+                               ? key.write(config)
+                               : fmt::format("{} has {} {}", *config.model.preset, key.info.path, key.write(config));
+  context.diagnostics.add(place_of(context, named),
+                          fmt::format("{}: {}, but the model in {} has {}; leave the key out, or write what the folder "
+                                      "has",
+                                      named, ours, *config.model.init.from, theirs));
+}
+
+// Positions that are rotated have no table: samples may have another length, but for a window.
+void check_context(const FolderModel& theirs, const Config& config, ReadContext& context) {
+  if (!theirs.window || config.model.context <= *theirs.window) return;
+  context.diagnostics.add(
+      place_of(context, context_key),
+      fmt::format("{}: {}, but attention reaches only {} tokens back in the model in {} (sliding window), which is not "
+                  "supported beyond so many: at most {} are possible",
+                  context_key, config.model.context, *theirs.window, *config.model.init.from, *theirs.window));
+}
+
+}  // namespace
+
+void take_folder_model(const FolderModelLook& look, const std::filesystem::path& folder, Config& config,
+                       ReadContext& context, std::vector<std::string>& notices) {
+  if (!look || !config.model.init.from || is_broken(context, from_key)) return;
+  FolderModel theirs;
+  try {
+    Config resolved = config;
+    resolve_paths(resolved, folder);
+    theirs = look(resolved);
+  } catch (const std::exception& failure) {
+    const bool is_said_enough = config.model.preset || context.given.contains("model.hidden");
+    if (!is_said_enough)
+      context.diagnostics.add(place_of(context, from_key),
+                              fmt::format("{}: {}; without it there is no telling what the model is", from_key,
+                                          std::string_view(failure.what())));
+    return;
+  }
+  Config from;
+  from.model = theirs.model;
+  std::vector<const Key<Config>*> said;
+  for (const Key<Config>& key : config_table()) {
+    if (!is_of_shape(key) || is_broken(context, key.info.path)) continue;
+    if (is_said(key, config, context)) {
+      said.push_back(&key);
+      continue;
+    }
+    key.copy(from, config);
+    context.given[key.info.path] = place_of(context, from_key);
+    if (key.info.path == context_key && theirs.window == theirs.model.context)
+      notices.push_back(fmt::format("{}: {}, as far back as attention reaches in the model in {} (sliding window)",
+                                    context_key, theirs.model.context, *config.model.init.from));
+  }
+  if (theirs.is_of_run) return;  // resuming compares
+  for (const Key<Config>* key : said) {
+    if (key->info.path == context_key && config.model.position == PositionKind::rope) {
+      check_context(theirs, config, context);
+    } else if (const std::string text = key->write(from); text != key->write(config)) {
+      refuse_difference(*key, config, text, context);
+    }
+  }
+}
+
+}  // namespace scaletrain
