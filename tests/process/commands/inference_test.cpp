@@ -293,5 +293,38 @@ TEST_CASE("a_run_starts_from_an_exported_model_at_its_loss") {
   CHECK_FALSE(std::filesystem::exists(workspace() / "from-other"));
 }
 
+TEST_CASE("a_folder_alone_says_what_the_model_is_also_to_check_and_a_run_that_has_begun_no_longer_needs_it") {
+  const std::filesystem::path folder = workspace() / "shape-alone";
+  REQUIRE(workspace()
+              .run({"checkpoint", "export", newest(), "--to", "huggingface", "--output", folder.string()})
+              .exit_code == 0);
+  const auto config = [&](const std::string& keys) {
+    workspace().write("alone.yaml", "run: {directory: alone, device: cpu}\nmodel:\n  init: {from: shape-alone}\n" +
+                                        keys +
+                                        "data: {train: [{path: train.txt}]}\n"
+                                        "train: {steps: 2, global_batch: 2, micro_batch: 1}\ncheckpoint: {every: 1}\n");
+  };
+  config("  hidden: 64\n");
+  for (const char* command : {"check", "run"})
+    check_refused(workspace().run({command, "alone.yaml"}), 2,
+                  {"alone.yaml:4:11: model.hidden: 64, but the model in shape-alone has 32; leave the key out"});
+  config("");
+  const Ended planned = workspace().run({"check", "alone.yaml"});
+  REQUIRE_MESSAGE(planned.exit_code == 0, planned.errors);
+  CHECK(planned.output.find("hidden 32") != std::string::npos);
+  const Ended begun = workspace().run({"run", "alone.yaml"});
+  REQUIRE_MESSAGE(begun.exit_code == 0, begun.errors);
+  CHECK(read_file(workspace() / "alone" / "config.yaml").find("  hidden: 32\n") != std::string::npos);
+  std::filesystem::remove_all(folder);
+  const Ended resumed = workspace().run({"run", "alone.yaml", "--set", "train.steps=3"});
+  REQUIRE_MESSAGE(resumed.exit_code == 0, resumed.errors);
+  CHECK(trajectory_of(workspace() / "alone").last_step() == 3);
+  // Without its checkpoints nothing says what the model is.
+  for (const char* command : {"check", "run"})
+    check_refused(workspace().run({command, "alone.yaml", "--set", "run.directory=anew"}), 2,
+                  {"alone.yaml:3:16: model.init.from: ", "shape-alone", "no telling what the model is"});
+  CHECK_FALSE(std::filesystem::exists(workspace() / "anew"));
+}
+
 }  // namespace
 }  // namespace scaletrain

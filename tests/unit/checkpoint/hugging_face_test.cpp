@@ -248,6 +248,16 @@ TEST_CASE("hugging_face_older_and_newer_spellings_are_understood") {
   llama.config["pretraining_tp"] = 1;
   CHECK(llama.refusal().empty());
   CHECK(HuggingFaceModel(llama.path()).model_config().rope_theta == 50000.0);
+  llama.config["rope_parameters"] = {{"rope_theta", 70000.0},   {"rope_type", "llama3"},
+                                     {"factor", 32.0},          {"low_freq_factor", 1.0},
+                                     {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 8192}};
+  REQUIRE(llama.refusal() == "");
+  const ModelConfig scaled = HuggingFaceModel(llama.path()).model_config();
+  CHECK(scaled.rope_theta == 70000.0);
+  CHECK(scaled.rope_scaling == RopeScalingConfig{.type = RopeScalingKind::llama3,
+                                                 .factor = 32.0,
+                                                 .low_frequency_factor = 1.0,
+                                                 .high_frequency_factor = 4.0});
 }
 
 TEST_CASE("hugging_face_n_inner_null_means_four_times_the_hidden_size") {
