@@ -79,7 +79,7 @@ TEST_CASE("a_model_of_qwen3s_family_has_the_losses_of_one_rank_on_more_ranks_tha
     return all;
   };
   const auto run = [&](const std::string& name, const Settings& settings) {
-    const Ended end = run_program(layout_launch(name, with_model(settings)), ranks_patience);
+    Ended end = run_program(layout_launch(name, with_model(settings)), ranks_patience);
     REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
     check_no_process_left(name);
     return end;

@@ -35,6 +35,7 @@ struct NormExtent : Extent {
 
 std::vector<NormExtent> with_heads(const std::vector<Extent>& plain) {
   std::vector<NormExtent> extents;
+  extents.reserve(plain.size());
   for (const Extent& e : plain) extents.push_back({e, 0});
   // Sizes of heads, beside those that packs and lanes do not divide.
   for (const NormExtent& e : {NormExtent{{1, 1}, 1},

@@ -41,7 +41,7 @@ TEST_CASE("hugging_face_config_values_that_are_not_supported_are_refused_by_memb
     HuggingFaceFolder folder(llama);
     folder.config["rope_scaling"] = llama3;
     folder.config["rope_scaling"][key] = value;
-    const std::string message = folder.refusal();
+    std::string message = folder.refusal();
     CHECK(contains(message, "config.json: \"rope_scaling\""));
     return message;
   };

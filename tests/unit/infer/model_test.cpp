@@ -1,5 +1,7 @@
 #include "infer/model.h"
 
+#include <nlohmann/json.hpp>
+
 #include "base/hash.h"
 #include "infer_helpers.h"
 
@@ -86,6 +88,42 @@ TEST_CASE("damaged weights are refused by file") {
   CHECK(contains(text, "model-00000.safetensors"));
 }
 
+namespace {
+
+void export_tiny(const TinyModel& tiny, const fs::path& folder) {
+  ModelConfig model = tiny.config.model;
+  model.vocab = tiny.spec.vocab;
+  export_hugging_face(tiny.table,
+                      [&tiny](const Parameter& parameter, View out) {
+                        const View master = tiny.store.master(parameter.name);
+                        std::copy_n(master.as<float>(), master.num_elements(), out.as<float>());
+                      },
+                      {.folder = folder, .model = model, .dtype = DType::f32, .tokenizer_files = {}});
+}
+
+}  // namespace
+
+TEST_CASE("a Hugging Face model whose attention reaches less far than its context has that for one, and says so") {
+  const TempFolder folder;
+  Config config = byte_config();
+  make_llama(config.model);
+  const TinyModel tiny(config);
+  export_tiny(tiny, folder / "hf");
+  const Device device;
+  const auto loaded = [&](const std::string& window) {
+    nlohmann::json values = nlohmann::json::parse(TempFolder::read(folder / "hf" / "config.json"));
+    values["model_type"] = "mistral";
+    values["sliding_window"] = nlohmann::json::parse(window);
+    folder.write("hf/config.json", values.dump());
+    return LoadedModel(locate_model(folder / "hf"), *device.backend, *device.stream);
+  };
+  CHECK(loaded("null").transformer().spec() == tiny.spec);
+  CHECK(loaded("null").context_notice() == "");
+  CHECK(loaded("20").context_notice() == "");
+  CHECK(loaded("7").transformer().spec().context == 7);
+  CHECK(contains(loaded("7").context_notice(), "attention reaches 7 tokens back in this model (sliding window)"));
+}
+
 TEST_CASE("a Hugging Face folder loads as the model that was exported") {
   for (const bool llama : {false, true}) {
     const TempFolder folder;
@@ -99,12 +137,7 @@ TEST_CASE("a Hugging Face folder loads as the model that was exported") {
     }
     const TinyModel tiny(config, 300);
     const fs::path path = folder / "hf";
-    export_hugging_face(tiny.table,
-                        [&tiny](const Parameter& parameter, View out) {
-                          const View master = tiny.store.master(parameter.name);
-                          std::copy_n(master.as<float>(), master.num_elements(), out.as<float>());
-                        },
-                        {.folder = path, .model = config.model, .dtype = DType::f32, .tokenizer_files = {}});
+    export_tiny(tiny, path);
     const Device device;
     LoadedModel model(locate_model(path), *device.backend, *device.stream);
     CHECK_FALSE(model.step().has_value());
