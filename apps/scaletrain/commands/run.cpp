@@ -3,13 +3,16 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "commands.h"
 #include "config/load.h"
 #include "host/launcher.h"
 #include "host/process/signals.h"
 #include "run/agent.h"
+#include "train/start/initial_weights.h"
 
 namespace scaletrain {
 
@@ -24,8 +27,19 @@ struct RunArguments {
 
 // For scripts that look after the run: where it will be, also where it could not start now.
 ExitCode print_directory(const RunArguments& arguments) {
-  const LoadedConfig loaded = load_config(arguments.config, arguments.overrides, process_environment,
-                                          {.allow_unsupported = true, .missing_paths = MissingPaths::ignore});
+  const auto load = [&](FolderModelLook look) {
+    return load_config(
+        arguments.config, arguments.overrides, process_environment,
+        {.allow_unsupported = true, .missing_paths = MissingPaths::ignore, .look_at_model = std::move(look)});
+  };
+  // A folder that brings the model may be gone, and without it the layout may not fit what stands for the model.
+  const LoadedConfig loaded = [&] {
+    try {
+      return load(look_at_folder_model);
+    } catch (const UserError&) {
+      return load({});
+    }
+  }();
   write_output(std::filesystem::absolute(loaded.config.run.directory).string() + "\n");
   return ExitCode::finished;
 }

@@ -312,13 +312,19 @@ TEST_CASE("a_folder_alone_says_what_the_model_is_also_to_check_and_a_run_that_ha
   const Ended planned = workspace().run({"check", "alone.yaml"});
   REQUIRE_MESSAGE(planned.exit_code == 0, planned.errors);
   CHECK(planned.output.find("hidden 32") != std::string::npos);
-  const Ended begun = workspace().run({"run", "alone.yaml"});
+  // The layout is the folder's model's to fit: 12 heads, which stand where nothing else does, have three ranks.
+  check_refused(workspace().run({"check", "alone.yaml", "--set", "parallel.tensor=3"}), 2,
+                {"parallel.tensor", "heads"});
+  const Ended begun = workspace().run({"run", "alone.yaml", "--set", "parallel.tensor=2"});
   REQUIRE_MESSAGE(begun.exit_code == 0, begun.errors);
   CHECK(read_file(workspace() / "alone" / "config.yaml").find("  hidden: 32\n") != std::string::npos);
   std::filesystem::remove_all(folder);
   const Ended resumed = workspace().run({"run", "alone.yaml", "--set", "train.steps=3"});
   REQUIRE_MESSAGE(resumed.exit_code == 0, resumed.errors);
   CHECK(trajectory_of(workspace() / "alone").last_step() == 3);
+  // Scripts may ask for the run's folder also where the model's is gone.
+  CHECK(workspace().run({"run", "alone.yaml", "--set", "run.directory=anew", "--print-directory"}).output ==
+        (workspace() / "anew").string() + "\n");
   // Without its checkpoints nothing says what the model is.
   for (const char* command : {"check", "run"})
     check_refused(workspace().run({command, "alone.yaml", "--set", "run.directory=anew"}), 2,

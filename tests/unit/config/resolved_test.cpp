@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <random>
+#include <sstream>
 
 #include "config/keys/keys.h"
 #include "config/yaml/yaml_text.h"
@@ -124,6 +125,27 @@ TEST_CASE("resolved configs of all presets read back equal") {
     CHECK(compare_configs(config, back).empty());
     CHECK(resolved_yaml(back) == yaml);
     CHECK(compare_configs(config, load_text(yaml).config).empty());
+  }
+}
+
+// Of checkpoints from before these keys.
+TEST_CASE("resolved configs without sizes of heads, norms, biases and scaling of their own mean what they meant") {
+  for (const char* preset : {"gpt2-124m", "llama-8b", "tiny-llama"}) {
+    const Config config = load_text(kLeast, {std::string("model.preset=") + preset}).config;
+    std::istringstream lines(resolved_yaml(config));
+    std::string older;
+    std::size_t dropped = 0;
+    for (std::string line; std::getline(lines, line);) {
+      const bool is_newer = line.starts_with("  head_dim:") || line.starts_with("  qkv_bias:") ||
+                            line.starts_with("  qk_norm:") || line.starts_with("  rope_scaling:") ||
+                            line.starts_with("    factor:") || line.starts_with("    low_frequency_factor:") ||
+                            line.starts_with("    high_frequency_factor:") ||
+                            line.starts_with("    original_context:") || line == "    type: none";
+      dropped += is_newer ? 1 : 0;
+      if (!is_newer) older += line + "\n";
+    }
+    CHECK(dropped == 9);
+    CHECK(compare_configs(config, parse_resolved_config(older, "manifest")).empty());
   }
 }
 
