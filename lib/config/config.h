@@ -24,6 +24,7 @@ enum class TokenizerKind { bytes, ids, bpe, sentencepiece };
 enum class DocumentAttention { across, within };
 enum class SourceKind { automatic, text, jsonl, tokens };
 enum class DataCheck { changed, all };
+enum class BadRecordPolicy { fail, skip };
 enum class OptimizerKind { adamw, sgd };
 enum class LrScheduleKind { cosine, linear, constant, wsd };
 enum class RecomputeKind { none, selective, full };
@@ -132,6 +133,7 @@ struct DataConfig {
   std::vector<ValidationConfig> validation;
   std::optional<std::string> cache;       // folder for tokenised text; default: SCALETRAIN_CACHE or ~/.cache/scaletrain
   DataCheck verify = DataCheck::changed;  // what a start reads to know that the data is what it was
+  BadRecordPolicy on_bad_record = BadRecordPolicy::fail;  // JSONL: of lines without a document
 };
 
 struct OptimizerConfig {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <system_error>
 
+#include "base/glob.h"
 #include "base/text.h"
 #include "config/validate.h"
 
@@ -34,14 +35,17 @@ std::optional<Absence> absence_of(const std::string& path) {
   // One that the system would not let be looked at may well be there.
   if (error) return Absence{fmt::format("cannot be looked at ({})", error.message()), false};
   if (fs::exists(path + ".idx", error)) return std::nullopt;
-  return Absence{"no such file or folder"};
+  if (!has_wildcards(path)) return Absence{"no such file or folder"};
+  // Whoever lists the folder tells whether any file matches.
+  const fs::path folder = parse_pattern(path).folder;
+  if (fs::is_directory(folder, error)) return std::nullopt;
+  return Absence{fmt::format("there is no folder {} to look into", quoted(folder.string(), 400))};
 }
 
 // What a shell would have replaced, had it seen the text.
 std::string shell_hint(const std::string& path) {
-  const bool is_shell_text =
-      path.starts_with('~') || path.find('$') != std::string::npos || path.find('*') != std::string::npos;
-  return is_shell_text ? "; ~, $NAME and * are not expanded, ${NAME} is" : "";
+  const bool is_shell_text = path.starts_with('~') || path.find('$') != std::string::npos;
+  return is_shell_text ? "; ~ and $NAME are not expanded, ${NAME} is" : "";
 }
 
 }  // namespace

@@ -48,12 +48,15 @@ struct SourceContent {
   std::vector<Cache> caches;
 };
 
-// Of a source that is a folder, the files in it.
+// Of a source that is a folder or a pattern, its files.
 struct SourceFiles {
   std::string key;                   // "data.train.0"
   std::uint64_t path = 0;            // hash_text()
-  std::vector<std::uint64_t> names;  // the same of each, ascending
+  std::vector<std::uint64_t> names;  // the same of each name_in_source(), ascending
 };
+
+// A file's path below the folder that is the source's, or that its pattern begins with: "a.txt", "web/b.jsonl".
+std::string name_in_source(const std::string& source, const std::filesystem::path& file);
 
 struct DataOptions {
   std::int64_t vocab = 0;    // of the model: a token at or above it is refused when it is read

@@ -3,6 +3,9 @@
 #include <exception>
 #include <filesystem>
 
+#include "data/source_files.h"
+#include "data/tokens/text_stream.h"
+
 namespace scaletrain {
 
 namespace {
@@ -14,6 +17,7 @@ enum class EstimatedKind { text, jsonl, tokens };
 struct FoundBytes {
   std::uint64_t bytes = 0;
   EstimatedKind kind = EstimatedKind::text;
+  bool is_compressed = false;
 };
 
 EstimatedKind estimated_kind(const fs::path& file, SourceKind type) {
@@ -27,30 +31,21 @@ EstimatedKind estimated_kind(const fs::path& file, SourceKind type) {
     case SourceKind::automatic:
       break;
   }
-  const fs::path extension = file.extension();
+  const fs::path extension = uncompressed_name(file).extension();
   if (extension == ".bin") return EstimatedKind::tokens;
   return extension == ".jsonl" || extension == ".ndjson" ? EstimatedKind::jsonl : EstimatedKind::text;
 }
 
-// The files of a folder itself, as a run reads them; an index beside tokens holds none.
+// As a run reads them; an index beside tokens holds none.
 FoundBytes find_bytes(const SourceConfig& source) {
   FoundBytes found;
-  const auto add = [&](const fs::path& file) {
+  for (const fs::path& file : list_files(source.path)) {
     std::error_code error;
     const auto bytes = fs::file_size(file, error);
-    if (error || file.extension() == ".idx") return;
+    if (error || file.extension() == ".idx") continue;
     found.bytes += bytes;
     found.kind = estimated_kind(file, source.type);
-  };
-  std::error_code error;
-  const fs::path path = source.path;
-  if (!fs::is_directory(path, error)) {
-    add(fs::exists(path, error) ? path : fs::path(source.path + ".bin"));
-    return found;
-  }
-  for (fs::directory_iterator entry(path, error); !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    std::error_code problem;
-    if (!entry->path().filename().string().starts_with(".") && entry->is_regular_file(problem)) add(entry->path());
+    found.is_compressed = found.is_compressed || compression_of(file) != Compression::none;
   }
   return found;
 }
@@ -61,7 +56,7 @@ std::optional<SizeEstimate> estimate_tokens(const SourceConfig& source, const To
                                             std::int64_t vocab) noexcept {
   try {
     const FoundBytes found = find_bytes(source);
-    if (found.bytes == 0) return std::nullopt;
+    if (found.bytes == 0 || found.is_compressed) return std::nullopt;
     if (found.kind == EstimatedKind::tokens) {
       // What token files keep is the smallest type that holds the vocabulary.
       constexpr std::int64_t most_of_16_bits = 1 << 16;

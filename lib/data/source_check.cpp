@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/glob.h"
 #include "data/source_files.h"
 #include "data/tokens/token_cache.h"
 #include "data/tokens/token_file.h"
@@ -129,7 +130,9 @@ std::optional<InputProblem> look_at_cache(const DataConfig& config) {
 std::optional<InputProblem> look_at(const SourceSpec& spec, const DataConfig& config,
                                     const std::function<bool()>& is_over, bool& has_text) {
   std::error_code error;
-  if (!fs::exists(spec.path, error) && !fs::exists(spec.path + ".idx", error)) return std::nullopt;
+  if (!fs::exists(spec.path, error) && !fs::exists(spec.path + ".idx", error) &&
+      !(has_wildcards(spec.path) && is_folder(parse_pattern(spec.path).folder)))
+    return std::nullopt;
   try {
     SourceCheck source(spec, config, is_over);
     source.run();

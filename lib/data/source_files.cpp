@@ -3,15 +3,22 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <functional>
 #include <iterator>
+#include <span>
 #include <string_view>
 #include <system_error>
 
 #include "base/file.h"
+#include "base/glob.h"
 #include "base/hash.h"
 #include "base/text.h"
+#include "data/tokens/text_stream.h"
 
 namespace scaletrain {
 
@@ -25,9 +32,10 @@ bool is_gone(const fs::path& file) {
 namespace {
 
 // Read as text these would train a model on compressed or binary noise.
-constexpr std::array<std::string_view, 24> kNotText = {
-    ".gz",  ".xz",  ".bz2", ".zst", ".lz4",  ".zip", ".7z",  ".tar",         ".tgz", ".parquet", ".arrow", ".feather",
-    ".npy", ".npz", ".pt",  ".pth", ".ckpt", ".h5",  ".pdf", ".safetensors", ".png", ".jpg",     ".rar",   ".so"};
+constexpr std::array<std::string_view, 25> kNotText = {
+    ".gz",      ".xz",    ".bz2",     ".zst", ".lz4",  ".zip", ".7z", ".tar",  ".tgz", ".tzst",
+    ".parquet", ".arrow", ".feather", ".npy", ".npz",  ".pt",  ".pth", ".ckpt", ".h5",  ".pdf",
+    ".safetensors", ".png", ".jpg", ".rar", ".so"};
 
 FileKind kind_of(const fs::path& path, const SourceSpec& spec) {
   switch (spec.type) {
@@ -40,7 +48,8 @@ FileKind kind_of(const fs::path& path, const SourceSpec& spec) {
     case SourceKind::automatic:
       break;
   }
-  const std::string extension = path.extension().string();
+  const bool is_compressed = compression_of(path) != Compression::none;
+  const std::string extension = uncompressed_name(path).extension().string();
   if (extension == ".jsonl" || extension == ".ndjson") return FileKind::jsonl;
   if (std::find(kNotText.begin(), kNotText.end(), extension) != kNotText.end() || extension == ".json") {
     const bool is_option = spec.key.starts_with("--");
@@ -48,52 +57,141 @@ FileKind kind_of(const fs::path& path, const SourceSpec& spec) {
                                 is_option ? path_key(spec) : spec.key + ".type", path.string(),
                                 is_option ? "" : ", or name its type"));
   }
-  return looks_like_token_file(path) ? FileKind::tokens : FileKind::text;
+  if (is_compressed && (extension == ".bin" || extension == ".idx"))
+    throw UserError(fmt::format("{}: {}: token files are read where they lie, not compressed; unpack it",
+                                path_key(spec), path.string()));
+  return !is_compressed && looks_like_token_file(path) ? FileKind::tokens : FileKind::text;
 }
 
-struct FolderEntries {
-  std::vector<fs::path> files;
-  std::vector<fs::path> others;  // pipes, sockets, devices
-  std::size_t folders = 0;
+// A folder, wherever its path leads.
+struct FolderId {
+  dev_t device = 0;
+  ino_t inode = 0;
+  bool operator==(const FolderId&) const = default;
 };
 
-bool is_among(const SourceFiles& only, const fs::path& file) {
-  return std::binary_search(only.names.begin(), only.names.end(), hash_text(file.filename().string()));
+FolderId id_of(const fs::path& folder) {
+  struct stat status {};
+  if (::stat(folder.c_str(), &status) != 0) throw_file_error(folder, "looking at the folder", errno);
+  return {status.st_dev, status.st_ino};
 }
 
-// In no order, without what is hidden. A file that is meant to be there and is not must not be left out unseen: a link
-// that leads to nothing is an InputError. Not so where it came too late to be read: then it counts as a file.
-FolderEntries read_folder(const fs::path& folder, const SourceFiles* only, const std::function<bool()>& is_over) {
-  FolderEntries entries;
-  std::error_code error;
-  fs::directory_iterator entry(folder, error);
-  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    if (is_over && is_over()) break;
-    if (entry->path().filename().string().starts_with(".")) continue;
-    std::error_code problem;
-    const fs::file_status status = entry->status(problem);
+struct FoundEntries {
+  std::vector<fs::path> files;
+  std::vector<fs::path> others;  // pipes, sockets, devices
+  std::vector<fs::path> loops;   // folders that lead back to one that they are in
+};
+
+bool is_hidden(const fs::path& path) {
+  return path.filename().string().starts_with(".");
+}
+
+bool is_among(const SourceFiles& only, const SourceSpec& spec, const fs::path& file) {
+  return std::binary_search(only.names.begin(), only.names.end(), hash_text(name_in_source(spec.path, file)));
+}
+
+// Lists what is below a folder, without what is hidden. A file that is meant to be there and is not must not be left out
+// unseen: a link that leads to nothing is an InputError. Not so where it came too late to be read: then it counts as a
+// file.
+class FileWalk {
+ public:
+  FileWalk(const SourceSpec& spec, const SourceFiles* only, const std::function<bool()>& is_over)
+      : spec_(spec), only_(only), is_over_(is_over) {}
+
+  void take_all(const fs::path& folder) { look_into(folder, [](const fs::path&) { return true; }, &FileWalk::take_all); }
+
+  // What matches the names of a pattern from `first` on.
+  void take_matching(const fs::path& folder, std::span<const std::string> names) {
+    const std::string& name = names.front();
+    const bool is_last = names.size() == 1;
+    if (name == "**") {
+      if (is_last) return take_all(folder);
+      take_matching(folder, names.subspan(1));
+      return look_into(folder, [](const fs::path&) { return false; },
+                       [names](FileWalk& walk, const fs::path& below) { walk.take_matching(below, names); });
+    }
+    look_into(
+        folder, [&](const fs::path& file) { return is_last && matches_name(name, file.filename().string()); },
+        [&](FileWalk& walk, const fs::path& below) {
+          if (!is_last && matches_name(name, below.filename().string())) walk.take_matching(below, names.subspan(1));
+        },
+        name.starts_with("."));
+  }
+
+  FoundEntries finish() {
+    // A pattern may find one twice.
+    for (auto* const paths : {&entries_.files, &entries_.others, &entries_.loops}) {
+      std::sort(paths->begin(), paths->end(), is_before);
+      paths->erase(std::unique(paths->begin(), paths->end()), paths->end());
+    }
+    return std::move(entries_);
+  }
+
+  static bool is_before(const fs::path& a, const fs::path& b) { return a.native() < b.native(); }
+
+ private:
+  template <class Wants, class Enter>
+  void look_into(const fs::path& folder, Wants wants, Enter enter, bool with_hidden = false) {
+    if (!inside_.empty() && is_gone(folder)) return;
+    const FolderId id = id_of(folder);
+    if (std::find(inside_.begin(), inside_.end(), id) != inside_.end()) {
+      entries_.loops.push_back(folder);
+      return;
+    }
+    inside_.push_back(id);
+    std::vector<fs::path> folders;
+    std::error_code error;
+    fs::directory_iterator entry(folder, error);
+    for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+      if (is_over_ && is_over_()) break;
+      if (!with_hidden && is_hidden(entry->path())) continue;
+      std::error_code problem;
+      const fs::file_status status = entry->status(problem);
+      if (fs::is_directory(status)) {
+        folders.push_back(entry->path());
+      } else if (wants(entry->path())) {
+        take(*entry, status);
+      }
+    }
+    if (error)
+      throw FileAccessError(fmt::format("{}: reading the folder failed: {}", folder.string(), error.message()));
+    for (const fs::path& below : folders) {
+      if (is_over_ && is_over_()) break;
+      std::invoke(enter, *this, below);
+    }
+    inside_.pop_back();
+  }
+
+  void take(const fs::directory_entry& entry, const fs::file_status& status) {
     if (fs::is_regular_file(status)) {
-      entries.files.push_back(entry->path());
-    } else if (fs::is_directory(status)) {
-      ++entries.folders;
+      entries_.files.push_back(entry.path());
     } else if (fs::exists(status)) {
-      entries.others.push_back(entry->path());
-    } else if (is_gone(entry->path())) {
-      continue;
-    } else if (only != nullptr && !is_among(*only, entry->path())) {
-      entries.files.push_back(entry->path());
+      entries_.others.push_back(entry.path());
+    } else if (is_gone(entry.path())) {
+      return;
+    } else if (only_ != nullptr && !is_among(*only_, spec_, entry.path())) {
+      entries_.files.push_back(entry.path());
     } else {
+      std::error_code problem;
       throw InputError(fmt::format(
-          "{}: {}; mend or remove it", entry->path().string(),
-          fs::is_symlink(entry->symlink_status(problem)) ? "a link that leads to no file" : "it cannot be looked at"));
+          "{}: {}; mend or remove it", entry.path().string(),
+          fs::is_symlink(entry.symlink_status(problem)) ? "a link that leads to no file" : "it cannot be looked at"));
     }
   }
-  if (error) throw FileAccessError(fmt::format("{}: reading the folder failed: {}", folder.string(), error.message()));
-  std::sort(entries.others.begin(), entries.others.end());
-  return entries;
-}
+
+  const SourceSpec& spec_;
+  const SourceFiles* only_;
+  const std::function<bool()>& is_over_;
+  std::vector<FolderId> inside_;  // the folders on the way here
+  FoundEntries entries_;
+};
 
 }  // namespace
+
+std::string name_in_source(const std::string& source, const fs::path& file) {
+  const fs::path folder = has_wildcards(source) && !is_folder(source) ? parse_pattern(source).folder : fs::path(source);
+  return file.lexically_relative(folder).generic_string();
+}
 
 std::string path_key(const SourceSpec& spec) {
   return spec.key + (spec.key.starts_with("--") ? " PATH" : ".path");
@@ -103,7 +201,7 @@ namespace {
 
 // Leaves those that the source may be read from.
 void leave_only(const SourceFiles& only, const SourceSpec& spec, std::vector<fs::path>& files, const Reporter& report) {
-  const std::size_t left_out = std::erase_if(files, [&only](const fs::path& file) { return !is_among(only, file); });
+  const std::size_t left_out = std::erase_if(files, [&](const fs::path& file) { return !is_among(only, spec, file); });
   if (left_out == 0 || !report) return;
   report(fmt::format("{}: {} came to {} after the run was started, and {} not read; the next start reads {}",
                      path_key(spec), counted(left_out, "file"), spec.path, left_out == 1 ? "is" : "are",
@@ -135,6 +233,40 @@ void UnreadableFiles::refuse() const {
   throw InputError(text);
 }
 
+namespace {
+
+// What a path of a config stands for, if it is no file by itself.
+FoundEntries entries_of(const SourceSpec& spec, bool is_pattern, const SourceFiles* only,
+                        const std::function<bool()>& is_over) {
+  FileWalk walk(spec, only, is_over);
+  if (!is_pattern) {
+    walk.take_all(spec.path);
+    return walk.finish();
+  }
+  const PathPattern pattern = parse_pattern(spec.path);
+  const fs::path folder = pattern.folder.empty() ? "." : pattern.folder;
+  if (!is_folder(folder))
+    throw UserError(fmt::format("{}: {}: there is no folder {}", path_key(spec), spec.path, folder.string()));
+  walk.take_matching(folder, pattern.names);
+  return walk.finish();
+}
+
+// The kinds of those that are read.
+std::vector<FoundFile> kinds_of(const std::vector<fs::path>& files, const SourceSpec& spec,
+                                const std::function<bool()>& is_over) {
+  std::vector<FoundFile> found;
+  found.reserve(files.size());
+  UnreadableFiles unreadable;
+  for (const fs::path& file : files) {
+    if (is_over && is_over()) break;
+    unreadable.look_at(file, [&] { found.push_back({file, kind_of(file, spec)}); });
+  }
+  unreadable.refuse();
+  return found;
+}
+
+}  // namespace
+
 std::vector<FoundFile> find_files(const SourceSpec& spec, const Reporter& report, const SourceFiles* only,
                                   const std::function<bool()>& is_over) {
   const fs::path path = spec.path;
@@ -143,51 +275,51 @@ std::vector<FoundFile> find_files(const SourceSpec& spec, const Reporter& report
   if (fs::is_regular_file(status)) return {{path, kind_of(path, spec)}};
   if (!fs::status_known(status))
     throw InputError(fmt::format("{}: {}: it cannot be looked at: {}", path_key(spec), spec.path, error.message()));
-  if (!fs::is_directory(status)) {
+  const bool is_pattern = !fs::exists(status) && has_wildcards(spec.path);
+  if (!fs::is_directory(status) && !is_pattern) {
     if (!fs::exists(status) && fs::is_regular_file(fs::path(spec.path + ".idx"), error)) {
       return {{path, FileKind::tokens}};
     }
     throw UserError(fmt::format("{}: {}: {}", path_key(spec), spec.path,
                                 fs::exists(status) ? "neither a file nor a folder" : "no such file or folder"));
   }
-  FolderEntries entries = read_folder(path, only, is_over);
-  std::vector<fs::path>& files = entries.files;
-  const auto is_before = [](const fs::path& a, const fs::path& b) {
-    return a.filename().string() < b.filename().string();
-  };
-  std::sort(files.begin(), files.end(), is_before);
-  const auto comes_with_its_bin = [&files, &is_before](const fs::path& file) {
+  const FoundEntries entries = entries_of(spec, is_pattern, only, is_over);
+  const std::vector<fs::path>& files = entries.files;
+  const auto comes_with_its_bin = [&files](const fs::path& file) {
     if (file.extension() != ".idx") return false;
     auto bin = file;
     bin.replace_extension(".bin");
-    return std::binary_search(files.begin(), files.end(), bin, is_before);
+    return std::binary_search(files.begin(), files.end(), bin, FileWalk::is_before);
   };
   std::vector<fs::path> read;
   std::copy_if(files.begin(), files.end(), std::back_inserter(read),
                [&](const fs::path& file) { return !comes_with_its_bin(file); });
   if (only != nullptr) leave_only(*only, spec, read, report);
-  std::vector<FoundFile> found;
-  found.reserve(read.size());
-  UnreadableFiles unreadable;
-  for (const fs::path& file : read) {
-    if (is_over && is_over()) break;
-    unreadable.look_at(file, [&] { found.push_back({file, kind_of(file, spec)}); });
-  }
-  unreadable.refuse();
+  std::vector<FoundFile> found = kinds_of(read, spec, is_over);
   if (is_over && is_over()) return found;
-  if (entries.folders > 0 && report) {
-    report(fmt::format("{}: {} of {} {} not read; name each as a source of its own", path_key(spec),
-                       counted(entries.folders, "sub-folder"), spec.path, entries.folders == 1 ? "is" : "are"));
-  }
   for (const fs::path& other : entries.others) {
     if (report)
       report(fmt::format("{}: {} is neither a file nor a folder and is not read", path_key(spec), other.string()));
   }
-  if (found.empty())
-    throw InputError(
-        fmt::format("{}: {}: the folder holds no file{}; put text, JSONL or token files into it, or name another path",
-                    path_key(spec), spec.path, entries.folders > 0 ? " (sub-folders are not read)" : ""));
-  return found;
+  for (const fs::path& loop : entries.loops) {
+    if (report)
+      report(fmt::format("{}: {} leads back to a folder that it is in, and is not read again", path_key(spec),
+                         loop.string()));
+  }
+  if (!found.empty()) return found;
+  throw InputError(
+      is_pattern
+          ? fmt::format("{}: {}: no file matches; * stands for a part of a name, ** for any number of folders",
+                        path_key(spec), spec.path)
+          : fmt::format("{}: {}: the folder holds no file; put text, JSONL or token files into it, or name another path",
+                        path_key(spec), spec.path));
+}
+
+std::vector<fs::path> list_files(const std::string& path) {
+  if (is_plain_file(path)) return {path};
+  if (!is_folder(path) && !has_wildcards(path)) return {path + ".bin"};
+  const SourceSpec spec{.key = "", .path = path, .type = SourceKind::automatic, .field = {}, .separator = {}};
+  return entries_of(spec, !is_folder(path), nullptr, {}).files;
 }
 
 void check_keys_are_used(const SourceSpec& spec, const std::vector<FoundFile>& files) {

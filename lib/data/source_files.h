@@ -64,14 +64,20 @@ class UnreadableFiles {
   std::size_t num_others_ = 0;
 };
 
-// In the order of their names, at least one. What is left out is reported: sub-folders, pipes, sockets. What is gone
-// again when it is looked at is no file of the folder. UserError: no such path, a kind of file that cannot be read;
-// InputError: what cannot be looked at, a folder without files.
+// The files of a path: itself, all that is in the folder and below it, or what a pattern (base/glob.h) stands for; at
+// least one, in the order of their paths, byte by byte. Names that begin with a dot are left out. So are pipes and
+// sockets, and folders that a link leads back to, and that is reported. What is gone again when it is looked at is no
+// file of the folder. UserError: no such path, a kind of file that cannot be read; InputError: what cannot be looked at,
+// a folder or pattern without files.
 //
-// only: of a folder's files those alone; null: all. How many that leaves out is reported.
+// only: of the files of a folder or pattern those alone; null: all. How many that leaves out is reported.
 // is_over: asked before each file of a folder; once it is true the rest is left out, be it all. May be empty.
 std::vector<FoundFile> find_files(const SourceSpec& spec, const Reporter& report, const SourceFiles* only = nullptr,
                                   const std::function<bool()>& is_over = {});
+
+// All that such a path may be read from, with indices of token files; none of them is opened. The tokens of a pair that
+// is named without its endings may not be there. Throws as find_files() does.
+std::vector<std::filesystem::path> list_files(const std::string& path);
 
 // UserError for a separator or a field that no file of the source would use.
 void check_keys_are_used(const SourceSpec& spec, const std::vector<FoundFile>& files);

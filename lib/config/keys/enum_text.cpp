@@ -32,6 +32,8 @@ constexpr Names<SourceKind, 4> kSources = {{{SourceKind::automatic, "auto"},
                                             {SourceKind::jsonl, "jsonl"},
                                             {SourceKind::tokens, "tokens"}}};
 constexpr Names<DataCheck, 2> kDataChecks = {{{DataCheck::changed, "changed"}, {DataCheck::all, "all"}}};
+constexpr Names<BadRecordPolicy, 2> kBadRecordPolicies = {
+    {{BadRecordPolicy::fail, "fail"}, {BadRecordPolicy::skip, "skip"}}};
 constexpr Names<OptimizerKind, 2> kOptimizers = {{{OptimizerKind::adamw, "adamw"}, {OptimizerKind::sgd, "sgd"}}};
 constexpr Names<LrScheduleKind, 4> kLrSchedules = {{{LrScheduleKind::cosine, "cosine"},
                                                     {LrScheduleKind::linear, "linear"},
@@ -83,6 +85,7 @@ SCALETRAIN_ENUM_TEXT(TokenizerKind, kTokenizers)
 SCALETRAIN_ENUM_TEXT(DocumentAttention, kAttentions)
 SCALETRAIN_ENUM_TEXT(SourceKind, kSources)
 SCALETRAIN_ENUM_TEXT(DataCheck, kDataChecks)
+SCALETRAIN_ENUM_TEXT(BadRecordPolicy, kBadRecordPolicies)
 SCALETRAIN_ENUM_TEXT(OptimizerKind, kOptimizers)
 SCALETRAIN_ENUM_TEXT(LrScheduleKind, kLrSchedules)
 SCALETRAIN_ENUM_TEXT(RecomputeKind, kRecomputes)

@@ -44,6 +44,8 @@ EnumNames<SourceKind> enum_names();
 template <>
 EnumNames<DataCheck> enum_names();
 template <>
+EnumNames<BadRecordPolicy> enum_names();
+template <>
 EnumNames<OptimizerKind> enum_names();
 template <>
 EnumNames<LrScheduleKind> enum_names();

@@ -55,6 +55,7 @@ std::string_view to_text(TokenizerKind value);
 std::string_view to_text(DocumentAttention value);
 std::string_view to_text(SourceKind value);
 std::string_view to_text(DataCheck value);
+std::string_view to_text(BadRecordPolicy value);
 std::string_view to_text(OptimizerKind value);
 std::string_view to_text(LrScheduleKind value);
 std::string_view to_text(RecomputeKind value);

@@ -1,6 +1,7 @@
 #include "data/tokens/text_reader.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -8,27 +9,24 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/file.h"
 #include "base/json.h"
+#include "base/text.h"
 
 namespace scaletrain {
 namespace {
 
 constexpr std::uint64_t kTextPieceBytes = 1u << 20;
-constexpr std::uint64_t kMaxLineBytes = 64u << 20;
 
-// All bytes of a file, in order, piece by piece.
+// The text of a file from an offset on, piece by piece, until `use` returns false.
 template <class Use>
-void for_each_piece(const std::filesystem::path& path, Hasher& hasher, Use use) {
-  const FileReader reader(path);
-  std::vector<char> piece(static_cast<std::size_t>(std::min(kTextPieceBytes, reader.size())));
-  for (std::uint64_t offset = 0; offset < reader.size(); offset += piece.size()) {
-    const auto part =
-        std::span(piece).first(static_cast<std::size_t>(std::min<std::uint64_t>(piece.size(), reader.size() - offset)));
-    reader.read_at(offset, std::as_writable_bytes(part));
-    hasher.update(std::as_bytes(part));
-    use(std::string_view(part.data(), part.size()));
-  }
+void for_each_piece(const TextFile& file, std::uint64_t begin, Hasher* hasher, Use use) {
+  TextStream stream(file.path, file.compression, hasher);
+  if (begin > 0) stream.skip_to(begin);
+  std::vector<char> piece(static_cast<std::size_t>(
+      file.compression == Compression::none ? std::clamp<std::uint64_t>(stream.file_size(), 1, kTextPieceBytes)
+                                            : kTextPieceBytes));
+  while (const std::size_t size = stream.read(piece))
+    if (!use(std::string_view(piece.data(), size))) return;
 }
 
 bool is_blank(std::string_view line) {
@@ -45,6 +43,7 @@ class SeparatorFilter {
       const std::size_t newline = piece.find('\n');
       const std::string_view part = piece.substr(0, newline == std::string_view::npos ? piece.size() : newline + 1);
       piece.remove_prefix(part.size());
+      read_ += part.size();
       if (passing_) {
         sink_.text(part);
       } else {
@@ -63,7 +62,7 @@ class SeparatorFilter {
 
   void finish() {
     end_line();
-    sink_.end_document();
+    sink_.end_document(read_);
   }
 
  private:
@@ -73,7 +72,7 @@ class SeparatorFilter {
       if (content.ends_with('\n')) content.remove_suffix(1);
       if (content.ends_with('\r') && content != separator_) content.remove_suffix(1);
       if (content == separator_ && !line_.empty()) {
-        sink_.end_document();
+        sink_.end_document(read_);
       } else {
         sink_.text(line_);
       }
@@ -84,67 +83,201 @@ class SeparatorFilter {
 
   std::string_view separator_;
   DocumentSink& sink_;
+  std::uint64_t read_ = 0;
   std::string line_;      // the part of the current line that was held back
   bool passing_ = false;  // the current line is no separator; its beginning was passed on
 };
 
-class JsonLines {
+class LineReader {
  public:
-  JsonLines(const TextFile& file, const std::string& field, DocumentSink& sink)
-      : file_(file.path.string()), field_(field), sink_(sink) {}
+  LineReader(const TextRange& range, LineSink& sink)
+      : end_(range.end), place_{range.begin, range.line}, is_cut_(range.begin > 0), sink_(sink) {
+    // From the byte before on: it tells whether a line begins there.
+    if (is_cut_) --place_.offset;
+  }
 
-  void text(std::string_view piece) {
+  // False: what follows is not asked for.
+  bool text(std::string_view piece) {
     while (!piece.empty()) {
       const std::size_t newline = piece.find('\n');
       const std::string_view part = piece.substr(0, newline);
-      if (line_.size() + part.size() > kMaxLineBytes) {
-        throw InputError(fmt::format("{}:{}: the line is longer than {} bytes", file_, number_, kMaxLineBytes));
-      }
-      line_ += part;
-      if (newline == std::string_view::npos) return;
-      end_line();
+      take(part);
+      if (newline == std::string_view::npos) return true;
+      end_line(1);
+      if (place_.offset >= end_) return false;
       piece.remove_prefix(newline + 1);
     }
+    return true;
   }
 
-  void finish() { end_line(); }
+  void finish() {
+    if (place_.offset < end_) end_line(0);
+  }
 
  private:
-  void end_line() {
-    if (!is_blank(line_)) {
-      const std::string where = fmt::format("{}:{}", file_, number_);
-      const nlohmann::json value = parse_json(line_, where, {.depth = 64, .bytes = kMaxLineBytes});
-      if (!value.is_object())
-        throw InputError(fmt::format("{}: each line is a JSON object with the key \"{}\"", where, field_));
-      sink_.text(json_string(value, field_, where));
-      sink_.end_document();
+  void take(std::string_view part) {
+    size_ += part.size();
+    if (size_ > kMaxLineBytes) {
+      line_.clear();
+    } else if (!is_cut_) {
+      line_ += part;
     }
-    line_.clear();
-    ++number_;
   }
 
-  std::string file_;
-  const std::string& field_;
-  DocumentSink& sink_;
+  void end_line(std::uint64_t ending) {
+    if (!is_cut_) {
+      if (size_ > kMaxLineBytes) {
+        sink_.too_long(place_);
+      } else if (!is_blank(line_)) {
+        sink_.line(line_, place_);
+      }
+      if (place_.number > 0) ++place_.number;
+    }
+    place_.offset += size_ + ending;
+    is_cut_ = false;
+    size_ = 0;
+    line_.clear();
+  }
+
+  std::uint64_t end_;
+  LinePlace place_;
+  bool is_cut_;  // the current line began before the range
+  LineSink& sink_;
+  std::uint64_t size_ = 0;
   std::string line_;
-  std::int64_t number_ = 1;
 };
+
+// Counts what passes.
+class ScannedText {
+ public:
+  ScannedText(const TextFile& file, std::uint64_t begin) : scan_(file.path.string(), begin) {}
+  void text(std::string_view piece) {
+    read_ += piece.size();
+    scan_.take(piece);
+  }
+  std::uint64_t read() const { return read_; }
+  void finish(TextNotes& notes) { scan_.finish(notes); }
+
+ private:
+  OddTextScan scan_;
+  std::uint64_t read_ = 0;
+};
+
+// Documents of lines, one after the other.
+class ParsedLines final : public LineSink {
+ public:
+  ParsedLines(const TextFile& file, const TextSource& source, DocumentSink& sink, TextNotes& notes)
+      : file_(file), source_(source), sink_(sink), notes_(notes) {}
+
+  void line(std::string_view text, const LinePlace& place) override {
+    const std::string where = line_text(file_, place);
+    try {
+      const std::string document = document_of_line(text, source_.field, where);
+      note_odd_document(document, where, notes_);
+      sink_.text(document);
+    } catch (const BadRecordError& error) {
+      pass_over(error);
+      return;
+    }
+    sink_.end_document(place.offset + text.size() + 1);
+  }
+
+  void too_long(const LinePlace& place) override { pass_over(too_long_line(line_text(file_, place))); }
+
+ private:
+  void pass_over(const BadRecordError& error) {
+    if (source_.on_bad_record == BadRecordPolicy::fail) throw error;
+    notes_.add_skipped(error);
+  }
+
+  const TextFile& file_;
+  const TextSource& source_;
+  DocumentSink& sink_;
+  TextNotes& notes_;
+};
+
+// "; there are "id", "body"", for a line that has another field than the one that was asked for.
+std::string fields_text(const nlohmann::json& object) {
+  constexpr std::size_t most = 12;
+  if (object.empty()) return "; the line has no field at all";
+  std::vector<std::string> names;
+  for (const auto& [name, value] : object.items())
+    if (names.size() < most) names.push_back(quoted(name, 40));
+  return fmt::format("; the line has {}{}: name one of them as the source's field", fmt::join(names, ", "),
+                     object.size() > most ? " ..." : "");
+}
 
 }  // namespace
 
-void read_documents(const TextFile& file, const TextSource& source, DocumentSink& sink, Hasher& hasher) {
-  if (file.kind == TextKind::jsonl) {
-    JsonLines lines(file, source.field, sink);
-    for_each_piece(file.path, hasher, [&](std::string_view piece) { lines.text(piece); });
-    lines.finish();
-  } else if (source.separator) {
+void note_odd_document(std::string_view document, const std::string& where, TextNotes& notes) {
+  if (document.find('\0') != std::string_view::npos) notes.add_odd("that holds NUL", where);
+}
+
+std::string line_text(const TextFile& file, const LinePlace& place) {
+  return place.number > 0 ? fmt::format("{}:{}", file.path.string(), place.number)
+                          : fmt::format("{} at byte {}", file.path.string(), place.offset);
+}
+
+BadRecordError too_long_line(const std::string& where) {
+  return {"too long", fmt::format("{}: the line is longer than {} bytes", where, kMaxLineBytes)};
+}
+
+std::string document_of_line(std::string_view line, const std::string& field, const std::string& where) {
+  nlohmann::json value;
+  try {
+    value = parse_json(line, where, {.depth = 64, .bytes = kMaxLineBytes});
+  } catch (const InputError& error) {
+    throw BadRecordError("not valid JSON", error.what());
+  }
+  if (!value.is_object())
+    throw BadRecordError("no JSON object",
+                         fmt::format("{}: each line is a JSON object with the key {}", where, quoted(field)));
+  const auto found = value.find(field);
+  if (found == value.end())
+    throw BadRecordError("without the field " + quoted(field),
+                         fmt::format("{}: the key {} is missing{}", where, quoted(field), fields_text(value)));
+  if (!found->is_string()) {
+    throw BadRecordError("no text in the field " + quoted(field),
+                         fmt::format("{}: {} is {}, expected a string", where, quoted(field), found->type_name()));
+  }
+  return std::move(found->get_ref<std::string&>());
+}
+
+void read_lines(const TextFile& file, const TextRange& range, LineSink& sink, Hasher* hasher) {
+  LineReader lines(range, sink);
+  for_each_piece(file, range.begin > 0 ? range.begin - 1 : 0, hasher,
+                 [&](std::string_view piece) { return lines.text(piece); });
+  lines.finish();
+}
+
+void read_text(const TextFile& file, const TextSource& source, std::uint64_t begin, DocumentSink& sink,
+               TextNotes& notes, Hasher* hasher) {
+  SCALETRAIN_CHECK(begin == 0 || !source.separator);
+  ScannedText scanned(file, begin);
+  if (source.separator) {
     SeparatorFilter filter(*source.separator, sink);
-    for_each_piece(file.path, hasher, [&](std::string_view piece) { filter.text(piece); });
+    for_each_piece(file, begin, hasher, [&](std::string_view piece) {
+      scanned.text(piece);
+      filter.text(piece);
+      return true;
+    });
     filter.finish();
   } else {
-    for_each_piece(file.path, hasher, [&](std::string_view piece) { sink.text(piece); });
-    sink.end_document();
+    for_each_piece(file, begin, hasher, [&](std::string_view piece) {
+      scanned.text(piece);
+      sink.text(piece);
+      return true;
+    });
+    sink.end_document(begin + scanned.read());
   }
+  scanned.finish(notes);
+}
+
+void read_documents(const TextFile& file, const TextSource& source, DocumentSink& sink, Hasher& hasher,
+                    TextNotes& notes) {
+  if (file.kind == TextKind::text) return read_text(file, source, 0, sink, notes, &hasher);
+  ParsedLines lines(file, source, sink, notes);
+  read_lines(file, {}, lines, &hasher);
 }
 
 }  // namespace scaletrain

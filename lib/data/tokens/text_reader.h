@@ -1,23 +1,69 @@
-// Internal to lib/data: the documents of text and JSONL files, in pieces.
+// Internal to lib/data: the documents of text and JSONL files, in pieces and bounded memory.
 #pragma once
 
+#include <cstdint>
+#include <limits>
+#include <string>
 #include <string_view>
 
 #include "base/hash.h"
+#include "data/tokens/text_notes.h"
 #include "data/tokens/token_cache.h"
 
 namespace scaletrain {
+
+// A line of JSONL that is longer is no record: it would have to be held whole.
+inline constexpr std::uint64_t kMaxLineBytes = 64u << 20;
 
 class DocumentSink {
  public:
   virtual ~DocumentSink() = default;
   // The next bytes of the current document.
   virtual void text(std::string_view piece) = 0;
-  // The current document is complete; it may be empty.
-  virtual void end_document() = 0;
+  // The current document is complete; it may be empty. next: where in the file's text what follows begins.
+  virtual void end_document(std::uint64_t next) = 0;
 };
 
-// Feeds all documents of the file to the sink, in bounded memory, and all its bytes to the hasher.
-void read_documents(const TextFile& file, const TextSource& source, DocumentSink& sink, Hasher& hasher);
+// Where a line stands.
+struct LinePlace {
+  std::uint64_t offset = 0;  // of its first byte in the file's text
+  std::int64_t number = 0;   // from 1 on; 0: not known, since the lines before were not read
+};
+
+// "file:17", or "file at byte 1234".
+std::string line_text(const TextFile& file, const LinePlace& place);
+
+class LineSink {
+ public:
+  virtual ~LineSink() = default;
+  // One that is not blank, without its end.
+  virtual void line(std::string_view text, const LinePlace& place) = 0;
+  // What belongs to one that is longer than kMaxLineBytes was passed over.
+  virtual void too_long(const LinePlace& place) = 0;
+};
+
+// What is read of a file's text: the lines whose first bytes lie in it, or one document's rest.
+struct TextRange {
+  std::uint64_t begin = 0;
+  std::uint64_t end = std::numeric_limits<std::uint64_t>::max();
+  std::int64_t line = 1;  // number of the first of the lines, if known
+};
+
+// JSONL: its lines, not parsed. All bytes of the file go to the hasher, if there is one.
+void read_lines(const TextFile& file, const TextRange& range, LineSink& sink, Hasher* hasher = nullptr);
+// The document of a line. BadRecordError: it has none.
+std::string document_of_line(std::string_view line, const std::string& field, const std::string& where);
+BadRecordError too_long_line(const std::string& where);
+// What a document is told for that JSON lets be in one: NUL.
+void note_odd_document(std::string_view document, const std::string& where, TextNotes& notes);
+
+// Text: its documents, from `begin` on, which is 0 or, without a separator, anywhere.
+void read_text(const TextFile& file, const TextSource& source, std::uint64_t begin, DocumentSink& sink,
+               TextNotes& notes, Hasher* hasher = nullptr);
+
+// Feeds all documents of the file to the sink, in bounded memory, and all its bytes to the hasher. Bad records are
+// skipped or thrown, as source.on_bad_record says.
+void read_documents(const TextFile& file, const TextSource& source, DocumentSink& sink, Hasher& hasher,
+                    TextNotes& notes);
 
 }  // namespace scaletrain

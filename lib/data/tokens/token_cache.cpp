@@ -10,13 +10,16 @@
 #include <array>
 #include <cerrno>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "data/tokens/cache_format.h"
+#include "data/tokens/text_notes.h"
 #include "data/tokens/text_reader.h"
 #include "data/tokens/token_formats.h"
 #include "data/tokens/token_type.h"
@@ -34,16 +37,31 @@ void tell(const Reporter& report, const std::string& message) {
   if (report) report(message);
 }
 
+// Changes when other records would be skipped. Where none is, nothing stands in its place.
+constexpr std::uint64_t kSkippingRules = 0x736b697000000001;
+
+bool has_jsonl(const TextSource& source) {
+  return std::any_of(source.files.begin(), source.files.end(),
+                     [](const TextFile& file) { return file.kind == TextKind::jsonl; });
+}
+
+// Text has no bad records.
+bool skips_records(const TextSource& source) {
+  return source.on_bad_record == BadRecordPolicy::skip && has_jsonl(source);
+}
+
 // Everything that decides the content of the cache.
 std::uint64_t cache_key(const TextSource& source, const Tokenizer& tokenizer,
                         const std::vector<FileContent>& contents) {
-  const bool has_jsonl = std::any_of(source.files.begin(), source.files.end(),
-                                     [](const TextFile& file) { return file.kind == TextKind::jsonl; });
-  std::vector<std::uint64_t> numbers = {kTextRules, tokenizer.hash(), has_jsonl ? hash_text(source.field) : 0,
+  std::vector<std::uint64_t> numbers = {kTextRules, tokenizer.hash(),
+                                        has_jsonl(source) ? hash_text(source.field) : 0,
                                         source.separator ? 1u : 0u,
                                         source.separator ? hash_text(*source.separator) : 0};
+  if (skips_records(source)) numbers.push_back(kSkippingRules);
   for (std::size_t i = 0; i < contents.size(); ++i) {
-    numbers.push_back(static_cast<std::uint64_t>(source.files[i].kind));
+    // Of a file that is not compressed it is what it always was.
+    const auto compression = static_cast<std::uint64_t>(source.files[i].compression);
+    numbers.push_back(static_cast<std::uint64_t>(source.files[i].kind) | compression << 8);
     numbers.push_back(contents[i].hash);
   }
   return hash_bytes(std::as_bytes(std::span(numbers)));
@@ -67,7 +85,7 @@ class TokenSink final : public DocumentSink {
     pending_.erase(0, cut);
   }
 
-  void end_document() override {
+  void end_document(std::uint64_t) override {
     if (!pending_.empty() || started_) {
       begin_document();
       writer_.append(tokenizer_.encode(pending_));
@@ -171,19 +189,32 @@ void remove_leftovers(const std::filesystem::path& folder) {
   }
 }
 
+// Where what there is to tell of a file of tokenised text lies.
+std::filesystem::path notes_path(const std::filesystem::path& tokens) {
+  auto path = tokens;
+  return path.replace_extension(".notes");
+}
+
+TextNotes read_notes(const std::filesystem::path& path) {
+  return TextNotes::from_json(read_json_file(path), path.string());
+}
+
 void build(const TextSource& source, const Tokenizer& tokenizer, const std::vector<FileContent>& contents,
            std::uint64_t key, const std::filesystem::path& path) {
   TemporaryCache temporary(path.parent_path(), path.stem().string(), tokenizer.vocab_size());
   TokenSink sink(tokenizer, temporary.writer());
+  TextNotes notes;
   for (std::size_t i = 0; i < source.files.size(); ++i) {
     Hasher hasher;
-    read_documents(source.files[i], source, sink, hasher);
+    read_documents(source.files[i], source, sink, hasher, notes);
     if (hasher.digest() != contents[i].hash) {
       throw InputError(source.files[i].path.string() +
                        ": the file changed while it was read; start again when it is complete");
     }
   }
   temporary.writer().finish(key, tokenizer.hash());
+  // Before the tokens: where they are, all that is to be told of them is there.
+  if (!notes.empty() || skips_records(source)) write_file_durably(notes_path(path), notes.to_json().dump());
   temporary.rename_to(path);
 }
 
@@ -196,6 +227,7 @@ class CachePlace {
         tokenizer_(request.tokenizer),
         record_(request.record),
         report_(request.report),
+        name_(request.name),
         key_(cache_key(request.source, request.tokenizer, request.contents)) {}
 
   // Nothing: there is none, or none that is whole.
@@ -205,7 +237,10 @@ class CachePlace {
     if (!std::filesystem::exists(path, ignored)) return nullptr;
     try {
       auto file = open_verified(path, MappedFile::Keeping::is_reopened);
-      if (file->identity() == (key_ ^ tokenizer_.hash())) return file;
+      if (file->identity() == (key_ ^ tokenizer_.hash())) {
+        tell_notes(path);
+        return file;
+      }
       tell(report_, fmt::format("{}: the cache belongs to other text; it is built again", path.string()));
     } catch (const InputError& error) {
       tell(report_, fmt::format("damaged cache, it is built again: {}", error.what()));
@@ -222,6 +257,7 @@ class CachePlace {
     tell(report_, fmt::format("tokenising {} ({}) into {}", bytes_text(bytes), counted(source_.files.size(), "file"),
                               path.string()));
     build(source_, tokenizer_, contents_, key_, path);
+    tell_notes(path);
     return open_verified(path, keeping);
   }
 
@@ -245,6 +281,14 @@ class CachePlace {
     }
   };
 
+  // InputError: they are missing, or damaged.
+  void tell_notes(const std::filesystem::path& tokens) const {
+    const std::filesystem::path path = notes_path(tokens);
+    if (!skips_records(source_) && !path_exists(path)) return;
+    const std::string name = name_.empty() ? source_.files.front().path.string() : name_;
+    for (const std::string& line : read_notes(path).lines(name)) tell(report_, line);
+  }
+
   std::unique_ptr<TokenFile> open_verified(const std::filesystem::path& path, MappedFile::Keeping keeping) const {
     auto file = open_cache_file(path, keeping);
     record_.hash_of(ContentKind::cache, {&path, 1}, file->bytes_to_verify(), [&file] {
@@ -263,6 +307,7 @@ class CachePlace {
   const Tokenizer& tokenizer_;
   ContentRecord& record_;
   const Reporter& report_;
+  std::string name_;
   std::uint64_t key_;
 };
 
@@ -304,7 +349,8 @@ std::uint64_t text_identity(const TextSource& source, std::size_t file, const Fi
                             const Tokenizer& tokenizer) {
   const TextFile& alone = source.files[file];
   const bool is_text = alone.kind == TextKind::text;
-  return cache_key({{alone}, source.field, is_text ? source.separator : std::nullopt}, tokenizer, {content});
+  return cache_key({{alone}, source.field, is_text ? source.separator : std::nullopt, source.on_bad_record}, tokenizer,
+                   {content});
 }
 
 std::unique_ptr<TokenFile> open_verified_cache(const std::filesystem::path& path, std::uint64_t identity) {

@@ -7,8 +7,12 @@
 // verified before (content_record.h); a damaged one is built again, and the reporter told. Temporary files whose
 // builder is dead (it holds a lock on them while it lives) are removed.
 //
+// What there is to tell of the text (text_notes.h) lies beside it under the same name, and is told whenever the file is
+// opened: records that were skipped, text that looks like none. A file from which records may have been skipped is built
+// again where that is missing.
+//
 // Memory is bounded: files are read in pieces, a JSONL line may have 64 MiB. Text is taken as bytes, valid UTF-8 or
-// not. Errors in the input are InputErrors that begin with "file:line".
+// not. Errors in the input are InputErrors that begin with "file:line", unless TextSource::on_bad_record skips them.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +25,7 @@
 #include <vector>
 
 #include "data/tokens/content_record.h"
+#include "data/tokens/text_stream.h"
 #include "data/tokens/token_file.h"
 #include "data/tokens/tokenizer.h"
 
@@ -31,12 +36,14 @@ enum class TextKind { text, jsonl };
 struct TextFile {
   std::filesystem::path path;
   TextKind kind = TextKind::text;
+  Compression compression = Compression::none;
 };
 
 struct TextSource {
   std::vector<TextFile> files;           // in this order
   std::string field = "text";            // JSONL: the member that is the document
   std::optional<std::string> separator;  // text: a line that ends a document
+  BadRecordPolicy on_bad_record = BadRecordPolicy::fail;
 };
 
 inline constexpr std::string_view token_cache_extension = ".tokens";
@@ -71,6 +78,7 @@ struct CacheRequest {
   const Tokenizer& tokenizer;
   ContentRecord& record;
   const Reporter& report;
+  std::string name{};  // for messages: "data.train.0: data/web"
 };
 
 // Opens the cache of the source, building it if need be.

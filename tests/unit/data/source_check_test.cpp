@@ -44,7 +44,7 @@ TEST_CASE("an empty folder and empty files are told by the key of the path, with
   const auto empty = folder.write("empty.txt", "");
   const std::string none = problem_of(reading(folder / "none"));
   CHECK(none.starts_with("data.train.0.path: " + (folder / "none").string() + ": the folder holds no file"));
-  CHECK(contains(none, "(sub-folders are not read); put text, JSONL or token files into it"));
+  CHECK(contains(none, "no file; put text, JSONL or token files into it"));
   CHECK(contains(problem_of(reading(folder / "hollow")), "all of its 2 files are empty; give it text"));
   CHECK(contains(problem_of(reading(empty)), "data.train.0.path: " + empty.string() + ": the file is empty"));
   // A file that holds something is enough.
@@ -75,7 +75,7 @@ TEST_CASE("each source is told by its own key, and paths that lead nowhere are l
   config.train.back().path = folder.write("empty.txt", "").string();
   ValidationConfig held;
   held.name = "held";
-  held.path = folder.write("archive.gz", "x").string();
+  held.path = folder.write("archive.xz", "x").string();
   config.validation = {held};
   const auto problems = source_problems(config);
   REQUIRE(problems.size() == 2);

@@ -1,0 +1,82 @@
+// Internal to lib/data: what people should know of text that was read: records that were skipped, and text that may not
+// be meant to be text. Kept beside the tokenised text, so that whoever uses it again is told again.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+
+namespace scaletrain {
+
+// A record that holds no document. `reason` is the same for all of its kind: "not valid JSON".
+class BadRecordError : public InputError {
+ public:
+  BadRecordError(std::string reason, const std::string& message) : InputError(message), reason_(std::move(reason)) {}
+  const std::string& reason() const { return reason_; }
+
+ private:
+  std::string reason_;
+};
+
+class TextNotes {
+ public:
+  void add_skipped(const BadRecordError& record);
+  // what: "no UTF-8"; place: "a.txt at byte 17".
+  void add_odd(const std::string& what, const std::string& place);
+  // Those of what was read after this.
+  void add(const TextNotes& later);
+
+  bool empty() const { return skipped_.empty() && odd_.empty(); }
+  std::uint64_t num_skipped() const;
+  // For people, at most one line on what was skipped and one on odd text. `name`: what was read.
+  std::vector<std::string> lines(const std::string& name) const;
+
+  nlohmann::json to_json() const;
+  // InputError that begins with `where`.
+  static TextNotes from_json(const nlohmann::json& value, const std::string& where);
+  bool operator==(const TextNotes&) const = default;
+
+ private:
+  struct Places {
+    std::uint64_t count = 0;
+    std::vector<std::string> first;  // a few
+    bool operator==(const Places&) const = default;
+  };
+  using Kinds = std::map<std::string, Places>;
+
+  static void note(Kinds& kinds, const std::string& kind, const std::string& place);
+  static void note_all(Kinds& kinds, const Kinds& later);
+
+  Kinds skipped_;  // by reason
+  Kinds odd_;
+};
+
+// Looks at a text as it is read, piece by piece.
+class OddTextScan {
+ public:
+  // name: for messages. offset: of the first piece in the text.
+  explicit OddTextScan(std::string name, std::uint64_t offset = 0);
+  void take(std::string_view piece);
+  void finish(TextNotes& notes);
+
+ private:
+  void judge_head();
+
+  std::string name_;
+  std::uint64_t offset_;
+  bool has_head_;
+  std::string head_;                  // the first bytes, until they are judged
+  std::string looks_like_;            // "UTF-16", "a PDF"; empty: text
+  std::string unfinished_;            // the beginning of a character at the end of the last piece
+  std::optional<std::uint64_t> nul_;  // offsets of the first ones
+  std::optional<std::uint64_t> invalid_;
+};
+
+}  // namespace scaletrain
