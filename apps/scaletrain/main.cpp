@@ -56,7 +56,8 @@ namespace {
 // Commands that somebody who has read of the project, or knows its like, will try.
 bool is_planned(std::string_view parent, std::string_view word) {
   if (parent == "checkpoint") return word == "import";
-  return word == "plan" || word == "data" || word == "report";
+  if (parent == "data") return word == "clean" || word == "train-tokenizer";
+  return word == "plan" || word == "report";
 }
 
 // What to say when no subcommand was recognised: the one that was meant, if there was a word.
@@ -78,13 +79,17 @@ std::string missing_command(const CLI::App& app, const std::vector<std::string>&
 
 // ", as in: scaletrain run my.yaml"
 std::string example_text(const CLI::App& command) {
-  constexpr std::array<std::string_view, 10> examples = {
+  constexpr std::array<std::string_view, 14> examples = {
       "run my.yaml",
       "check my.yaml",
       "plot runs/first",
       "evaluate runs/first",
       "generate runs/first --prompt \"Once\"",
       "completion bash",
+      "data build data/web --tokenizer bytes --output corpus",
+      "data merge corpus",
+      "data inspect corpus.bin",
+      "data verify corpus.bin",
       "checkpoint list runs/first",
       "checkpoint inspect runs/first",
       "checkpoint verify runs/first",
@@ -172,6 +177,9 @@ int main(int argc, char** argv) {
   try {
     // In the order of --help: as somebody meets them.
     add(app, {add_run, add_check, add_schema, add_plot, add_evaluate, add_generate});
+    CLI::App* data = app.add_subcommand("data", "Build, merge, inspect and verify token files");
+    data->require_subcommand(1);
+    add(*data, {add_data_build, add_data_merge, add_data_inspect, add_data_verify});
     CLI::App* checkpoint = app.add_subcommand("checkpoint", "List, inspect, verify and export checkpoints");
     checkpoint->require_subcommand(1);
     add(*checkpoint, {add_checkpoint_list, add_checkpoint_inspect, add_checkpoint_verify, add_checkpoint_export});

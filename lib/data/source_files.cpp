@@ -286,8 +286,12 @@ std::vector<FoundFile> find_files(const SourceSpec& spec, const Reporter& report
   const FoundEntries entries = entries_of(spec, is_pattern, only, is_over);
   const std::vector<fs::path>& files = entries.files;
   const auto comes_with_its_bin = [&files](const fs::path& file) {
-    if (file.extension() != ".idx") return false;
     auto bin = file;
+    if (file.extension() == ".json" && file.stem().extension() == ".build") {
+      bin.replace_extension();  // what `data build` says of tokens
+    } else if (file.extension() != ".idx") {
+      return false;
+    }
     bin.replace_extension(".bin");
     return std::binary_search(files.begin(), files.end(), bin, FileWalk::is_before);
   };

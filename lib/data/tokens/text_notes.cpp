@@ -149,7 +149,7 @@ TextNotes TextNotes::from_json(const nlohmann::json& value, const std::string& w
 }
 
 OddTextScan::OddTextScan(std::string name, std::uint64_t offset)
-    : name_(std::move(name)), offset_(offset), has_head_(offset > 0) {}
+    : name_(std::move(name)), offset_(offset), has_head_(offset > 0), may_begin_within_character_(offset > 0) {}
 
 void OddTextScan::take(std::string_view piece) {
   if (!has_head_) {
@@ -160,9 +160,16 @@ void OddTextScan::take(std::string_view piece) {
     const std::size_t at = piece.find('\0');
     if (at != std::string_view::npos) nul_ = offset_ + at;
   }
-  const std::uint64_t begin = offset_;
+  std::uint64_t begin = offset_;
   offset_ += piece.size();
-  if (invalid_) return;
+  if (invalid_ || piece.empty()) return;
+  if (std::exchange(may_begin_within_character_, false)) {
+    std::size_t rest = 0;
+    while (rest < std::min<std::size_t>(3, piece.size()) && (static_cast<unsigned char>(piece[rest]) & 0xc0u) == 0x80u)
+      ++rest;
+    piece.remove_prefix(rest);
+    begin += rest;
+  }
   if (!unfinished_.empty()) {
     // A character that lies in two pieces, or in more of a byte each.
     const std::size_t before = unfinished_.size();
@@ -181,6 +188,19 @@ void OddTextScan::take(std::string_view piece) {
   const std::size_t cut = cut_character(piece);
   if (const auto at = first_invalid_utf8(piece.substr(0, cut))) invalid_ = begin + *at;
   unfinished_ = piece.substr(cut);
+}
+
+nlohmann::json OddTextScan::state() const {
+  nlohmann::json state = {{"looks_like", looks_like_}};
+  if (nul_) state["nul"] = *nul_;
+  if (invalid_) state["invalid"] = *invalid_;
+  return state;
+}
+
+void OddTextScan::restore(const nlohmann::json& state, const std::string& where) {
+  looks_like_ = json_string(state, "looks_like", where);
+  if (state.contains("nul")) nul_ = json_unsigned(state, "nul", where);
+  if (state.contains("invalid")) invalid_ = json_unsigned(state, "invalid", where);
 }
 
 void OddTextScan::judge_head() {

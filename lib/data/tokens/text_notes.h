@@ -66,12 +66,17 @@ class OddTextScan {
   void take(std::string_view piece);
   void finish(TextNotes& notes);
 
+  // What has been found so far, for one that goes on later from a place that this one has passed.
+  nlohmann::json state() const;
+  void restore(const nlohmann::json& state, const std::string& where);
+
  private:
   void judge_head();
 
   std::string name_;
   std::uint64_t offset_;
   bool has_head_;
+  bool may_begin_within_character_;
   std::string head_;                  // the first bytes, until they are judged
   std::string looks_like_;            // "UTF-16", "a PDF"; empty: text
   std::string unfinished_;            // the beginning of a character at the end of the last piece

@@ -19,14 +19,16 @@ constexpr std::uint64_t kTextPieceBytes = 1u << 20;
 
 // The text of a file from an offset on, piece by piece, until `use` returns false.
 template <class Use>
-void for_each_piece(const TextFile& file, std::uint64_t begin, Hasher* hasher, Use use) {
-  TextStream stream(file.path, file.compression, hasher);
+void for_each_piece(const TextFile& file, std::uint64_t begin, const ReadingHooks& hooks, Use use) {
+  TextStream stream(file.path, file.compression, hooks.hasher);
   if (begin > 0) stream.skip_to(begin);
   std::vector<char> piece(static_cast<std::size_t>(
       file.compression == Compression::none ? std::clamp<std::uint64_t>(stream.file_size(), 1, kTextPieceBytes)
                                             : kTextPieceBytes));
-  while (const std::size_t size = stream.read(piece))
+  while (const std::size_t size = stream.read(piece)) {
+    if (hooks.file_position != nullptr) *hooks.file_position = stream.file_position();
     if (!use(std::string_view(piece.data(), size))) return;
+  }
 }
 
 bool is_blank(std::string_view line) {
@@ -36,7 +38,8 @@ bool is_blank(std::string_view line) {
 // Passes text on to the sink, but ends the document at each line that is the separator.
 class SeparatorFilter {
  public:
-  SeparatorFilter(std::string_view separator, DocumentSink& sink) : separator_(separator), sink_(sink) {}
+  SeparatorFilter(std::string_view separator, std::uint64_t begin, DocumentSink& sink)
+      : separator_(separator), sink_(sink), read_(begin) {}
 
   void text(std::string_view piece) {
     while (!piece.empty()) {
@@ -83,7 +86,7 @@ class SeparatorFilter {
 
   std::string_view separator_;
   DocumentSink& sink_;
-  std::uint64_t read_ = 0;
+  std::uint64_t read_;    // up to where in the file's text
   std::string line_;      // the part of the current line that was held back
   bool passing_ = false;  // the current line is no separator; its beginning was passed on
 };
@@ -127,7 +130,7 @@ class LineReader {
   void end_line(std::uint64_t ending) {
     if (!is_cut_) {
       if (size_ > kMaxLineBytes) {
-        sink_.too_long(place_);
+        sink_.too_long(place_, size_);
       } else if (!is_blank(line_)) {
         sink_.line(line_, place_);
       }
@@ -145,22 +148,6 @@ class LineReader {
   LineSink& sink_;
   std::uint64_t size_ = 0;
   std::string line_;
-};
-
-// Counts what passes.
-class ScannedText {
- public:
-  ScannedText(const TextFile& file, std::uint64_t begin) : scan_(file.path.string(), begin) {}
-  void text(std::string_view piece) {
-    read_ += piece.size();
-    scan_.take(piece);
-  }
-  std::uint64_t read() const { return read_; }
-  void finish(TextNotes& notes) { scan_.finish(notes); }
-
- private:
-  OddTextScan scan_;
-  std::uint64_t read_ = 0;
 };
 
 // Documents of lines, one after the other.
@@ -182,7 +169,9 @@ class ParsedLines final : public LineSink {
     sink_.end_document(place.offset + text.size() + 1);
   }
 
-  void too_long(const LinePlace& place) override { pass_over(too_long_line(line_text(file_, place))); }
+  void too_long(const LinePlace& place, std::uint64_t) override {
+    pass_over(too_long_line(line_text(file_, place)));
+  }
 
  private:
   void pass_over(const BadRecordError& error) {
@@ -243,41 +232,43 @@ std::string document_of_line(std::string_view line, const std::string& field, co
   return std::move(found->get_ref<std::string&>());
 }
 
-void read_lines(const TextFile& file, const TextRange& range, LineSink& sink, Hasher* hasher) {
+void read_lines(const TextFile& file, const TextRange& range, LineSink& sink, const ReadingHooks& hooks) {
   LineReader lines(range, sink);
-  for_each_piece(file, range.begin > 0 ? range.begin - 1 : 0, hasher,
+  for_each_piece(file, range.begin > 0 ? range.begin - 1 : 0, hooks,
                  [&](std::string_view piece) { return lines.text(piece); });
   lines.finish();
 }
 
 void read_text(const TextFile& file, const TextSource& source, std::uint64_t begin, DocumentSink& sink,
-               TextNotes& notes, Hasher* hasher) {
-  SCALETRAIN_CHECK(begin == 0 || !source.separator);
-  ScannedText scanned(file, begin);
+               OddTextScan& scan, const ReadingHooks& hooks) {
   if (source.separator) {
-    SeparatorFilter filter(*source.separator, sink);
-    for_each_piece(file, begin, hasher, [&](std::string_view piece) {
-      scanned.text(piece);
+    SeparatorFilter filter(*source.separator, begin, sink);
+    for_each_piece(file, begin, hooks, [&](std::string_view piece) {
+      scan.take(piece);
       filter.text(piece);
       return true;
     });
-    filter.finish();
-  } else {
-    for_each_piece(file, begin, hasher, [&](std::string_view piece) {
-      scanned.text(piece);
-      sink.text(piece);
-      return true;
-    });
-    sink.end_document(begin + scanned.read());
+    return filter.finish();
   }
-  scanned.finish(notes);
+  std::uint64_t end = begin;
+  for_each_piece(file, begin, hooks, [&](std::string_view piece) {
+    scan.take(piece);
+    sink.text(piece);
+    end += piece.size();
+    return true;
+  });
+  sink.end_document(end);
 }
 
 void read_documents(const TextFile& file, const TextSource& source, DocumentSink& sink, Hasher& hasher,
                     TextNotes& notes) {
-  if (file.kind == TextKind::text) return read_text(file, source, 0, sink, notes, &hasher);
+  if (file.kind == TextKind::text) {
+    OddTextScan scan(file.path.string());
+    read_text(file, source, 0, sink, scan, {.hasher = &hasher});
+    return scan.finish(notes);
+  }
   ParsedLines lines(file, source, sink, notes);
-  read_lines(file, {}, lines, &hasher);
+  read_lines(file, {}, lines, {.hasher = &hasher});
 }
 
 }  // namespace scaletrain

@@ -39,7 +39,7 @@ class LineSink {
   // One that is not blank, without its end.
   virtual void line(std::string_view text, const LinePlace& place) = 0;
   // What belongs to one that is longer than kMaxLineBytes was passed over.
-  virtual void too_long(const LinePlace& place) = 0;
+  virtual void too_long(const LinePlace& place, std::uint64_t size) = 0;
 };
 
 // What is read of a file's text: the lines whose first bytes lie in it, or one document's rest.
@@ -49,17 +49,23 @@ struct TextRange {
   std::int64_t line = 1;  // number of the first of the lines, if known
 };
 
-// JSONL: its lines, not parsed. All bytes of the file go to the hasher, if there is one.
-void read_lines(const TextFile& file, const TextRange& range, LineSink& sink, Hasher* hasher = nullptr);
+// Who else wants to know of what is read.
+struct ReadingHooks {
+  Hasher* hasher = nullptr;                // takes all bytes of the file
+  std::uint64_t* file_position = nullptr;  // how many of them were read
+};
+
+// JSONL: its lines, not parsed.
+void read_lines(const TextFile& file, const TextRange& range, LineSink& sink, const ReadingHooks& hooks = {});
 // The document of a line. BadRecordError: it has none.
 std::string document_of_line(std::string_view line, const std::string& field, const std::string& where);
 BadRecordError too_long_line(const std::string& where);
 // What a document is told for that JSON lets be in one: NUL.
 void note_odd_document(std::string_view document, const std::string& where, TextNotes& notes);
 
-// Text: its documents, from `begin` on, which is 0 or, without a separator, anywhere.
+// Text: its documents, from `begin` on: where a document begins or, without a separator, anywhere.
 void read_text(const TextFile& file, const TextSource& source, std::uint64_t begin, DocumentSink& sink,
-               TextNotes& notes, Hasher* hasher = nullptr);
+               OddTextScan& scan, const ReadingHooks& hooks = {});
 
 // Feeds all documents of the file to the sink, in bounded memory, and all its bytes to the hasher. Bad records are
 // skipped or thrown, as source.on_bad_record says.

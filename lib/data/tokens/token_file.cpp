@@ -75,6 +75,26 @@ std::int64_t token_bytes(TokenType type) {
   return 8;
 }
 
+std::string token_type_name(TokenType type) {
+  switch (type) {
+    case TokenType::u8:
+      return "uint8";
+    case TokenType::i8:
+      return "int8";
+    case TokenType::i16:
+      return "int16";
+    case TokenType::u16:
+      return "uint16";
+    case TokenType::i32:
+      return "int32";
+    case TokenType::u32:
+      return "uint32";
+    case TokenType::i64:
+      break;
+  }
+  return "int64";
+}
+
 void read_mapped_tokens(const MappedFile& file, std::uint64_t begin, std::int64_t count, TokenType type,
                         std::int64_t first, std::span<std::int32_t> out, std::int64_t vocab) {
   const auto size = static_cast<std::int64_t>(out.size());

@@ -44,6 +44,7 @@ std::int64_t document_of(const DocumentIndex& index, std::int64_t token);
 class TokenFile : public DocumentIndex {
  public:
   virtual std::string format() const = 0;  // "Megatron token file", for people
+  virtual std::string dtype() const = 0;   // "uint16": what a token is stored as
   // True if the format knows no documents: it then counts as one, and documents are found by their end token.
   virtual bool one_document() const = 0;
   virtual const std::filesystem::path& path() const = 0;

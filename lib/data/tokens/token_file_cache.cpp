@@ -75,6 +75,7 @@ class CacheFile final : public TokenFile {
     return end;
   }
   std::string format() const override { return "token file"; }
+  std::string dtype() const override { return token_type_name(type_); }
   bool one_document() const override { return false; }
   const std::filesystem::path& path() const override { return file_.path(); }
   void read(std::int64_t first, std::span<std::int32_t> out, std::int64_t vocab) const override {

@@ -47,6 +47,7 @@ class LlmcFile final : public TokenFile {
     return num_tokens_;
   }
   std::string format() const override { return "llm.c token file"; }
+  std::string dtype() const override { return token_type_name(type_); }
   bool one_document() const override { return true; }
   const std::filesystem::path& path() const override { return file_.path(); }
   void read(std::int64_t first, std::span<std::int32_t> out, std::int64_t vocab) const override {

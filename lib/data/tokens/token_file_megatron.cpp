@@ -69,6 +69,7 @@ class MegatronFile final : public TokenFile {
   }
 
   std::string format() const override { return "Megatron token file"; }
+  std::string dtype() const override { return token_type_name(type_); }
   bool one_document() const override { return false; }
   const std::filesystem::path& path() const override { return bin_.path(); }
   void read(std::int64_t first, std::span<std::int32_t> out, std::int64_t vocab) const override {

@@ -12,6 +12,8 @@ namespace scaletrain {
 enum class TokenType { u8, i8, i16, u16, i32, u32, i64 };
 
 std::int64_t token_bytes(TokenType type);
+// "uint16".
+std::string token_type_name(TokenType type);
 
 // Tokens [first, first + out.size()) of an array that starts at byte `begin` of `file` and holds `count` tokens.
 void read_mapped_tokens(const MappedFile& file, std::uint64_t begin, std::int64_t count, TokenType type,

@@ -31,10 +31,12 @@ void check_golden(const std::string& name, const std::vector<std::string>& argum
 TEST_CASE("the help of every command is what was reviewed, in lines of at most 80 columns") {
   check_golden("help", {"--help"});
   for (const std::string command :
-       {"run", "check", "schema", "plot", "evaluate", "generate", "checkpoint", "completion"})
+       {"run", "check", "schema", "plot", "evaluate", "generate", "checkpoint", "data", "completion"})
     check_golden("help-" + command, {command, "--help"});
   for (const std::string command : {"list", "inspect", "verify", "export"})
     check_golden("help-checkpoint-" + command, {"checkpoint", command, "--help"});
+  for (const std::string command : {"build", "merge", "inspect", "verify"})
+    check_golden("help-data-" + command, {"data", command, "--help"});
 }
 
 TEST_CASE("every key, its default and its meaning are what was reviewed") {

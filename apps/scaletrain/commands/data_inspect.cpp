@@ -1,0 +1,159 @@
+// scaletrain data inspect and verify: what data is, and whether all of it can be read.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "commands.h"
+#include "data/corpus/inspection.h"
+#include "data_arguments.h"
+#include "option_checks.h"
+#include "telemetry/count_progress.h"
+#include "telemetry/progress.h"
+
+namespace scaletrain {
+
+namespace {
+
+struct DataArguments {
+  std::string path;
+  std::string tokenizer;
+  std::optional<std::int64_t> end_of_document;
+  std::string type = "auto";
+  std::string field = "text";
+  std::string separator;
+  std::string on_bad_record = "fail";
+  std::int64_t show = 0;
+  bool json = false;
+};
+
+InspectionOptions options_from(const DataArguments& arguments, const Tokenizer* tokenizer) {
+  InspectionOptions options;
+  options.type = arguments.type == "tokens" ? SourceKind::tokens : source_kind(arguments.type);
+  options.field = arguments.field;
+  if (!arguments.separator.empty()) options.separator = arguments.separator;
+  options.on_bad_record = arguments.on_bad_record == "skip" ? BadRecordPolicy::skip : BadRecordPolicy::fail;
+  options.tokenizer = tokenizer;
+  options.show = arguments.show;
+  options.report = write_message;
+  return options;
+}
+
+nlohmann::json file_json(const InspectedFile& file) {
+  nlohmann::json object = {{"path", file.path.string()}, {"kind", file.kind}, {"bytes", file.bytes},
+                           {"documents", nullptr},       {"tokens", nullptr}, {"dtype", nullptr},
+                           {"tokenizer", nullptr},       {"shown", file.shown}, {"problem", nullptr}};
+  if (file.documents) object["documents"] = *file.documents;
+  if (file.tokens) object["tokens"] = *file.tokens;
+  if (!file.dtype.empty()) object["dtype"] = file.dtype;
+  if (!file.tokenizer.empty()) object["tokenizer"] = file.tokenizer;
+  if (file.problem) object["problem"] = *file.problem;
+  return object;
+}
+
+std::string file_text(const InspectedFile& file) {
+  std::string text = fmt::format("{}: {}, {}", file.path.string(), file.kind, bytes_text(file.bytes));
+  if (file.documents)
+    text += ", " + grouped_count(static_cast<std::uint64_t>(*file.documents), "document");
+  if (file.tokens) text += ", " + grouped_count(static_cast<std::uint64_t>(*file.tokens), "token");
+  if (!file.dtype.empty()) text += " of " + file.dtype;
+  text += file.problem ? "; damaged\n" : "\n";
+  if (!file.tokenizer.empty()) text += "  tokenizer: " + file.tokenizer + "\n";
+  for (std::size_t i = 0; i < file.shown.size(); ++i)
+    text += fmt::format("  document {}: {}\n", i, file.shown[i]);
+  return text;
+}
+
+void tell(const Inspection& inspection, bool is_json) {
+  for (const std::string& line : inspection.notes.lines("text")) write_message(line);
+  nlohmann::json files = nlohmann::json::array();
+  std::string text;
+  for (const InspectedFile& file : inspection.files) {
+    files.push_back(file_json(file));
+    text += file_text(file);
+  }
+  const nlohmann::json answer = {{"files", std::move(files)}, {"notes", inspection.notes.to_json()}};
+  write_output(is_json ? answer.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n" : text);
+}
+
+std::unique_ptr<Tokenizer> tokenizer_of(const DataArguments& arguments) {
+  return arguments.tokenizer.empty() ? nullptr : open_tokenizer(arguments.tokenizer, arguments.end_of_document);
+}
+
+ExitCode inspect_path(const DataArguments& arguments) {
+  const auto tokenizer = tokenizer_of(arguments);
+  tell(inspect_data(arguments.path, options_from(arguments, tokenizer.get())), arguments.json);
+  return ExitCode::finished;
+}
+
+ExitCode verify_path(const DataArguments& arguments) {
+  const auto tokenizer = tokenizer_of(arguments);
+  Inspection inspection;
+  {
+    CountProgress progress(stderr,
+                           {.what = "verifying", .unit = "MB", .live = progress_options_for(stderr, 0, 1).live});
+    inspection = verify_data(arguments.path, options_from(arguments, tokenizer.get()),
+                             [&progress](std::uint64_t done, std::uint64_t all) {
+                               constexpr std::uint64_t megabyte = 1'000'000;
+                               progress.update(static_cast<std::int64_t>(done / megabyte),
+                                               static_cast<std::int64_t>((all + megabyte - 1) / megabyte));
+                             });
+  }
+  tell(inspection, arguments.json);
+  std::size_t problems = 0;
+  for (const InspectedFile& file : inspection.files) {
+    if (!file.problem) continue;
+    ++problems;
+    write_message("scaletrain: " + *file.problem);
+  }
+  if (problems > 0)
+    throw InputError(fmt::format("{}: of {} {} cannot be used; what is wrong with each stands above", arguments.path,
+                                 counted(inspection.files.size(), "file"), problems));
+  return ExitCode::finished;
+}
+
+void declare(CLI::App& command, DataArguments& arguments) {
+  command.add_option("path", arguments.path, "Text, JSONL or token files: a file, a folder, a pattern")->required();
+  command.add_option("--tokenizer", arguments.tokenizer,
+                     "By which tokens are shown and checked: bytes, or the path of a tokenizer");
+  command
+      .add_option("--end-of-document", arguments.end_of_document,
+                  "The id that ends a document, where the tokenizer does not say")
+      ->transform(whole_number(0));
+  command.add_option("--type", arguments.type, "What the files are; auto: by their names and contents")
+      ->check(CLI::IsMember({"auto", "text", "jsonl", "tokens"}))
+      ->capture_default_str();
+  command.add_option("--field", arguments.field, "The key that holds the document (JSONL)")->capture_default_str();
+  command.add_option("--separator", arguments.separator, "A line that ends a document (text)");
+  command.add_option("--on-bad-record", arguments.on_bad_record, "What a line of JSONL without a document does")
+      ->check(CLI::IsMember({"fail", "skip"}))
+      ->capture_default_str();
+  command.add_option("--show", arguments.show, "So many documents of each file")
+      ->transform(whole_number(0, 1'000'000))
+      ->capture_default_str();
+  command.add_flag("--json", arguments.json, "JSON on standard output");
+}
+
+}  // namespace
+
+Command add_data_inspect(CLI::App& app) {
+  auto arguments = std::make_shared<DataArguments>();
+  CLI::App* command = app.add_subcommand("inspect", "What a file or folder of data is: kind, documents, tokens");
+  declare(*command, *arguments);
+  return [arguments] { return inspect_path(*arguments); };
+}
+
+Command add_data_verify(CLI::App& app) {
+  auto arguments = std::make_shared<DataArguments>();
+  CLI::App* command = app.add_subcommand("verify", "Read all of it, and name what is damaged");
+  declare(*command, *arguments);
+  return [arguments] { return verify_path(*arguments); };
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,164 @@
+#include "data/corpus/corpus_output.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+
+#include <array>
+#include <cerrno>
+#include <nlohmann/json.hpp>
+#include <system_error>
+#include <utility>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/json.h"
+#include "data/tokens/content_record.h"
+
+namespace scaletrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string shard_ending(std::int64_t shard, std::int64_t shards) {
+  return shards == 1 ? "" : fmt::format("-{:05}-of-{:05}", shard, shards);
+}
+
+// A number of bytes that the record promises is there.
+bool is_whole(const fs::path& stem, const nlohmann::json& record) {
+  std::error_code error;
+  const auto size = fs::file_size(with_ending(stem, ".bin"), error);
+  const std::uint64_t width = record.value("dtype", "") == "uint16" ? 2 : 4;
+  return !error && size == record.value("tokens", std::uint64_t{0}) * width && is_plain_file(with_ending(stem, ".idx"));
+}
+
+}  // namespace
+
+fs::path with_ending(const fs::path& stem, const char* ending) {
+  return stem.string() + ending;
+}
+
+OutputNames::OutputNames(const std::string& output, std::int64_t shard, std::int64_t shards) {
+  if (output.empty()) throw UserError("--output: a folder or the beginning of a name is expected");
+  const fs::path path = output;
+  const bool is_within = output.ends_with('/') || is_folder(path);
+  folder_ = is_within ? path : path.has_parent_path() ? path.parent_path() : fs::path(".");
+  base_ = is_within ? "" : path.filename().string();
+  ending_ = shard_ending(shard, shards);
+}
+
+std::string OutputNames::name(const std::string& part) const {
+  if (base_.empty()) return part.empty() ? "corpus" : part;
+  return part.empty() ? base_ : base_ + "-" + part;
+}
+
+std::uint64_t pair_hash(const fs::path& stem) {
+  const std::array<fs::path, 2> files = {with_ending(stem, ".bin"), with_ending(stem, ".idx")};
+  return hash_of_files(files);
+}
+
+bool is_record_of(const nlohmann::json& record, const BuildId& id) {
+  return record.value("build", "") == to_hex(id.hash) && record.value("shard", std::int64_t{-1}) == id.shard &&
+         record.value("shards", std::int64_t{-1}) == id.shards;
+}
+
+std::optional<nlohmann::json> build_record(const fs::path& stem) {
+  const fs::path path = with_ending(stem, kRecordEnding);
+  if (!path_exists(path)) return std::nullopt;
+  nlohmann::json record = read_json_file(path);
+  if (!record.is_object()) throw InputError(path.string() + ": an object is expected");
+  return record;
+}
+
+Workplace::Lock::Lock(const fs::path& folder)
+    : file_(::open((folder / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
+  if (!file_) throw_file_error(folder / "lock", "opening", errno);
+  if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    throw UserError(fmt::format("{}: another process builds there now", folder.string()));
+}
+
+Workplace::Workplace(const OutputNames& names, const std::vector<std::string>& parts, const BuildId& id)
+    : folder_(names.work_folder()), id_(id) {
+  for (const std::string& part : parts) stems_.push_back(names.stem(part));
+}
+
+std::optional<std::vector<nlohmann::json>> Workplace::find_built() const {
+  std::vector<nlohmann::json> records;
+  for (const fs::path& stem : stems_) {
+    auto record = build_record(stem);
+    if (!record || !is_record_of(*record, id_) || !is_whole(stem, *record)) return std::nullopt;
+    records.push_back(std::move(*record));
+  }
+  return records;
+}
+
+std::optional<nlohmann::json> Workplace::enter(bool overwrites) {
+  create_folders(folder_);
+  lock_.emplace(folder_);
+  const fs::path path = folder_ / "state.json";
+  std::optional<nlohmann::json> state;
+  if (path_exists(path)) state = read_json_file(path);
+  const bool is_same = state && is_record_of(*state, id_);
+  if (state && !is_same && !overwrites)
+    throw UserError(fmt::format("{}: an unfinished build of other sources, other options or files that have changed "
+                                "since; --overwrite throws it away",
+                                folder_.string()));
+  if (is_same && state->value("is_complete", false)) return state;
+  if (!overwrites) refuse_what_is_there();
+  return is_same ? state : std::nullopt;
+}
+
+void Workplace::save(nlohmann::json state) const {
+  state["build"] = to_hex(id_.hash);
+  state["shard"] = id_.shard;
+  state["shards"] = id_.shards;
+  write_file_durably(folder_ / "state.json", state.dump());
+}
+
+void Workplace::publish() {
+  for (std::size_t i = 0; i < stems_.size(); ++i) {
+    const fs::path from = stem_within(i);
+    // The record is the last to be renamed: while it is here, so may be others of the output.
+    if (!path_exists(with_ending(from, kRecordEnding))) continue;
+    std::error_code ignored;
+    if (path_exists(with_ending(from, ".bin"))) {
+      // Never tokens of one build with the index of another.
+      fs::remove(with_ending(stems_[i], kRecordEnding), ignored);
+      fs::remove(with_ending(stems_[i], ".idx"), ignored);
+      rename_durably(with_ending(from, ".bin"), with_ending(stems_[i], ".bin"));
+    }
+    if (path_exists(with_ending(from, ".idx")))
+      rename_durably(with_ending(from, ".idx"), with_ending(stems_[i], ".idx"));
+    rename_durably(with_ending(from, kRecordEnding), with_ending(stems_[i], kRecordEnding));
+  }
+  leave();
+}
+
+void Workplace::leave() {
+  std::error_code ignored;
+  fs::remove_all(folder_, ignored);
+  lock_.reset();
+}
+
+void Workplace::refuse_what_is_there() const {
+  for (const fs::path& stem : stems_)
+    for (const char* ending : {".bin", ".idx", kRecordEnding})
+      if (const fs::path path = with_ending(stem, ending); path_exists(path)) {
+        std::error_code ignored;
+        if (fs::is_empty(folder_, ignored) || !path_exists(folder_ / "state.json")) fs::remove_all(folder_, ignored);
+        throw UserError(fmt::format("{}: is there, and was not made by this build of these files; --overwrite "
+                                    "replaces it, or name another --output",
+                                    path.string()));
+      }
+}
+
+std::vector<CorpusOutput> outputs_of(const Workplace& work, const std::vector<std::string>& parts,
+                                     const std::vector<nlohmann::json>& records) {
+  std::vector<CorpusOutput> outputs;
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    outputs.push_back({parts[i], work.stem(i), json_integer(records[i], "documents", "a record"),
+                       json_integer(records[i], "tokens", "a record")});
+  return outputs;
+}
+
+}  // namespace scaletrain

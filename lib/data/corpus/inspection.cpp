@@ -1,0 +1,218 @@
+#include "data/corpus/inspection.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <utility>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/json.h"
+#include "base/text.h"
+#include "data/corpus/corpus_build.h"
+#include "data/corpus/corpus_output.h"
+#include "data/source_files.h"
+#include "data/tokens/text_reader.h"
+#include "data/tokens/token_file.h"
+
+namespace scaletrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Enough of a document to see what it is.
+constexpr std::size_t kShownBytes = 400;
+constexpr std::size_t kShownTokens = 64;
+
+// Thrown by a sink that has seen enough.
+struct SeenEnough {};
+
+// The beginnings of the first documents, and how many there are.
+class DocumentCounter final : public DocumentSink {
+ public:
+  DocumentCounter(std::int64_t shown, bool reads_all) : most_(shown), reads_all_(reads_all) {}
+  void text(std::string_view piece) override {
+    is_empty_ = is_empty_ && piece.empty();
+    if (beginning_.size() <= kShownBytes) beginning_ += piece.substr(0, kShownBytes + 1 - beginning_.size());
+    // A document may be the whole of a large file.
+    if (!reads_all_ && beginning_.size() > kShownBytes && std::ssize(shown_) + 1 >= most_) {
+      end_document(0);
+      throw SeenEnough();
+    }
+  }
+  void end_document(std::uint64_t) override {
+    if (!is_empty_) {
+      ++documents_;
+      if (std::ssize(shown_) < most_) shown_.push_back(quoted(beginning_, kShownBytes));
+    }
+    beginning_.clear();
+    is_empty_ = true;
+    if (!reads_all_ && std::ssize(shown_) >= most_) throw SeenEnough();
+  }
+  std::int64_t documents() const { return documents_; }
+  std::vector<std::string> take_shown() { return std::move(shown_); }
+
+ private:
+  std::int64_t most_;
+  bool reads_all_;
+  bool is_empty_ = true;
+  std::string beginning_;
+  std::int64_t documents_ = 0;
+  std::vector<std::string> shown_;
+};
+
+class FileInspector {
+ public:
+  FileInspector(const InspectionOptions& options, TextNotes& notes, bool reads_all)
+      : options_(options), notes_(notes), reads_all_(reads_all) {}
+
+  // Fills in what it finds even where it throws then.
+  void look_at(const FoundFile& file, InspectedFile& found) {
+    if (file.kind == FileKind::tokens) {
+      look_at_tokens(file, found);
+    } else {
+      look_at_text(file, found);
+    }
+  }
+
+ private:
+  void look_at_tokens(const FoundFile& file, InspectedFile& found) {
+    found.kind = "token file";
+    const auto tokens = open_token_file(file.path, FileCheck::header);
+    found.kind = tokens->format();
+    found.bytes = 0;
+    for (const fs::path& part : tokens->files()) found.bytes += stamp_of(part).bytes;
+    found.tokens = tokens->num_tokens();
+    if (!tokens->one_document()) found.documents = tokens->num_documents();
+    found.dtype = tokens->dtype();
+    auto stem = tokens->path();
+    stem.replace_extension();
+    const std::optional<nlohmann::json> record = build_record(stem);
+    std::int64_t vocab = std::numeric_limits<std::int32_t>::max();
+    if (record) {
+      const std::string where = with_ending(stem, kRecordEnding).string();
+      const nlohmann::json& tokenizer = json_member(*record, "tokenizer", where);
+      found.tokenizer =
+          json_string(tokenizer, "name", where) + " (" + json_string(tokenizer, "description", where) + ")";
+      vocab = json_integer(tokenizer, "vocab", where);
+      if (reads_all_) compare_with(*record, stem, where, *tokens);
+    }
+    if (options_.tokenizer != nullptr) vocab = options_.tokenizer->vocab_size();
+    if (reads_all_) {
+      tokens->verify();
+      read_all(*tokens, vocab);
+    }
+    for (std::int64_t d = 0; d < std::min(options_.show, tokens->num_documents()); ++d)
+      found.shown.push_back(shown_document(*tokens, d, vocab));
+  }
+
+  static void compare_with(const nlohmann::json& record, const fs::path& stem, const std::string& where,
+                           const TokenFile& tokens) {
+    if (json_integer(record, "tokens", where) != tokens.num_tokens())
+      throw InputError(fmt::format("{}.bin: {} tokens, but {} say {}", stem.string(), tokens.num_tokens(), where,
+                                   json_integer(record, "tokens", where)));
+    if (json_hash(record, "hash", where) != pair_hash(stem))
+      throw InputError(fmt::format("{}: its bytes are not those that were built (checksum of {}): it is damaged, or was "
+                                   "changed; build it again",
+                                   tokens.path().string(), fs::path(where).filename().string()));
+  }
+
+  static void read_all(const TokenFile& tokens, std::int64_t vocab) {
+    std::vector<std::int32_t> piece(1u << 20);
+    for (std::int64_t done = 0; done < tokens.num_tokens();) {
+      const auto part =
+          std::span(piece).first(static_cast<std::size_t>(std::min(std::ssize(piece), tokens.num_tokens() - done)));
+      tokens.read(done, part, vocab);
+      done += std::ssize(part);
+    }
+  }
+
+  std::string shown_document(const TokenFile& tokens, std::int64_t document, std::int64_t vocab) const {
+    const std::int64_t begin = document == 0 ? 0 : tokens.document_end(document - 1);
+    const std::int64_t size = tokens.document_end(document) - begin;
+    std::vector<std::int32_t> ids(
+        static_cast<std::size_t>(std::min<std::int64_t>(size, options_.tokenizer ? kShownBytes : kShownTokens)));
+    tokens.read(begin, ids, vocab);
+    if (options_.tokenizer != nullptr) return quoted(options_.tokenizer->decode(ids), kShownBytes);
+    return fmt::format("{}{}", fmt::join(ids, " "), std::ssize(ids) < size ? " ..." : "");
+  }
+
+  void look_at_text(const FoundFile& file, InspectedFile& found) {
+    const Compression compression = compression_of(file.path);
+    found.kind = std::string(file.kind == FileKind::jsonl ? "JSONL" : "text") +
+                 (compression == Compression::gzip   ? " in gzip"
+                  : compression == Compression::zstd ? " in Zstandard"
+                                                     : "");
+    found.bytes = stamp_of(file.path).bytes;
+    if (!reads_all_ && options_.show == 0) return;
+    const TextFile text{file.path, file.kind == FileKind::jsonl ? TextKind::jsonl : TextKind::text, compression};
+    const TextSource source{{text}, options_.field, options_.separator, options_.on_bad_record};
+    DocumentCounter counter(options_.show, reads_all_);
+    Hasher hasher;
+    try {
+      read_documents(text, source, counter, hasher, notes_);
+      found.documents = counter.documents();
+    } catch (const SeenEnough&) {
+    }
+    found.shown = counter.take_shown();
+  }
+
+  const InspectionOptions& options_;
+  TextNotes& notes_;
+  bool reads_all_;
+};
+
+std::vector<FoundFile> files_at(const std::string& path, const InspectionOptions& options) {
+  const SourceSpec spec{
+      .key = "data", .path = path, .type = options.type, .field = options.field, .separator = options.separator};
+  try {
+    return find_files(spec, options.report);
+  } catch (const UserError& error) {
+    // The key is none of a config's.
+    throw UserError(std::string(error.what()).substr(std::string("data.path: ").size()));
+  }
+}
+
+}  // namespace
+
+Inspection inspect_data(const std::string& path, const InspectionOptions& options) {
+  Inspection inspection;
+  FileInspector inspector(options, inspection.notes, false);
+  for (const FoundFile& file : files_at(path, options)) {
+    inspection.files.emplace_back().path = file.path;
+    inspector.look_at(file, inspection.files.back());
+  }
+  return inspection;
+}
+
+Inspection verify_data(const std::string& path, const InspectionOptions& options,
+                       const std::function<void(std::uint64_t bytes, std::uint64_t all)>& progress) {
+  Inspection inspection;
+  FileInspector inspector(options, inspection.notes, true);
+  const std::vector<FoundFile> files = files_at(path, options);
+  const auto bytes_of = [](const FoundFile& file) {
+    std::error_code error;
+    const auto bytes = fs::file_size(file.path, error);
+    return error ? 0 : std::uint64_t{bytes};
+  };
+  std::uint64_t all = 0;
+  for (const FoundFile& file : files) all += bytes_of(file);
+  std::uint64_t done = 0;
+  for (const FoundFile& file : files) {
+    inspection.files.emplace_back().path = file.path;
+    try {
+      inspector.look_at(file, inspection.files.back());
+    } catch (const InputError& error) {
+      inspection.files.back().problem = error.what();
+    }
+    done += bytes_of(file);
+    if (progress) progress(done, all);
+  }
+  return inspection;
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,145 @@
+// scaletrain data: token files that are built, whatever kills the builder, and what is said of them.
+#include <doctest/doctest.h>
+
+#include <csignal>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "process/tiny_run.h"
+#include "support/text.h"
+
+namespace scaletrain {
+namespace {
+
+namespace fs = std::filesystem;
+using Words = std::vector<std::string>;
+
+// Many short records: most of the time goes into their JSON, so that a build takes a second and more from few bytes.
+const std::string& records_file() {
+  static const std::string name = [] {
+    std::string lines;
+    for (int i = 0; i < 300'000; ++i) lines += R"({"id":)" + std::to_string(i) + R"(,"text":"t)" + std::to_string(i % 977) + "\"}\n";
+    workspace().write("records/a.jsonl", lines);
+    workspace().write("records/b/c.txt", std::string(3'000'001, 'b'));
+    return std::string("records");
+  }();
+  return name;
+}
+
+Words build_words(const std::string& output, const Words& more = {}) {
+  Words words = {"data", "build", records_file(), "--tokenizer", "bytes", "--output", output, "--threads", "1"};
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+std::string files_of(const std::string& stem) {
+  std::string all;
+  for (const char* ending : {".bin", ".idx", ".build.json"}) {
+    REQUIRE(fs::exists(workspace() / (stem + ending)));
+    all += read_file(workspace() / (stem + ending));
+  }
+  return all;
+}
+
+void check_built(const Ended& end) {
+  CHECK_MESSAGE(end.exit_code == 0, end.errors);
+}
+
+TEST_CASE("a_build_that_is_killed_at_any_moment_goes_on_to_the_bytes_of_one_that_was_not") {
+  const Ended whole = workspace().run(build_words("whole/c", {"--split", "9,1"}), 300.0);
+  check_built(whole);
+  std::mt19937 random(17);
+  std::uniform_real_distribution<double> moment(0.0, std::max(0.2, 1.1 * whole.seconds));
+  int killed = 0;
+  bool has_gone_on = false;
+  for (int i = 0; i < 8; ++i) {
+    const std::string output = "killed-" + std::to_string(i) + "/c";
+    for (int kills = 0; kills < 5; ++kills) {
+      Program program(workspace().launch(build_words(output, {"--split", "9,1"})));
+      // Twice the last moments too: of the index, the checksum and the new names.
+      sleep_for(kills < 3 ? moment(random) : whole.seconds * (0.6 + 0.1 * kills));
+      program.signal(SIGKILL);
+      const Ended& end = program.wait();
+      killed += end.signal == SIGKILL ? 1 : 0;
+      // Each output is there as a whole or not at all.
+      for (const std::string part : {"-train", "-validation"}) {
+        const fs::path stem = workspace() / (output + part);
+        if (fs::exists(stem.string() + ".build.json"))
+          CHECK((files_of(output + part) == files_of("whole/c" + part)));
+        if (fs::exists(stem.string() + ".idx")) CHECK(fs::exists(stem.string() + ".bin"));
+      }
+    }
+    const Ended end = workspace().run(build_words(output, {"--split", "9,1"}), 300.0);
+    check_built(end);
+    has_gone_on = has_gone_on || end.says("went on where an earlier build");
+    for (const std::string part : {"-train", "-validation"})
+      CHECK((files_of(output + part) == files_of("whole/c" + part)));
+    CHECK_FALSE(fs::exists(workspace() / ("killed-" + std::to_string(i) + "/.c.building")));
+    fs::remove_all(workspace() / ("killed-" + std::to_string(i)));
+  }
+  CHECK(killed > 8);
+  CHECK(has_gone_on);
+}
+
+TEST_CASE("a_build_by_shards_side_by_side_is_merged_and_trained_on") {
+  check_built(workspace().run(build_words("side/whole"), 300.0));
+  std::vector<std::unique_ptr<Program>> jobs;
+  for (int shard = 0; shard < 3; ++shard)
+    jobs.push_back(std::make_unique<Program>(
+        workspace().launch(build_words("side/parts", {"--shard", std::to_string(shard) + "/3"}))));
+  for (const auto& job : jobs) check_built(job->wait(300.0));
+  const Ended merged = workspace().run({"data", "merge", "side/parts", "--json"});
+  check_built(merged);
+  const auto answer = nlohmann::json::parse(merged.output);
+  CHECK(answer.at("outputs").at(0).at("documents") == 300'001);
+  CHECK((files_of("side/parts") == files_of("side/whole")));
+  const Ended trained = workspace().run(workspace().training(
+      "run-side", {"data.train=[{path: side/parts}]", "data.validation=[]", "train.steps=3",
+                   "train.lr_schedule.warmup=1", "checkpoint.every=1000000", "log.every=1000"}));
+  CHECK_MESSAGE(trained.exit_code == 0, trained.errors);
+}
+
+TEST_CASE("one_output_is_built_by_one_process_at_a_time") {
+  Program first(workspace().launch(build_words("busy/c")));
+  REQUIRE(wait_until([] { return fs::exists(workspace() / "busy/.c.building/state.json"); }));
+  const Ended second = workspace().run(build_words("busy/c"));
+  CHECK(second.exit_code == 2);
+  CHECK_MESSAGE(second.says("another process builds there now"), second.errors);
+  check_built(first.wait(300.0));
+}
+
+TEST_CASE("what_cannot_be_built_is_refused_by_name_and_what_is_damaged_ends_with_its_exit_code") {
+  const auto refused = [](const Words& words, int code, const std::string& says) {
+    const Ended end = workspace().run(words);
+    CHECK_MESSAGE(end.exit_code == code, end.errors);
+    CHECK_MESSAGE(end.says(says), end.errors);
+  };
+  workspace().write("small/a.jsonl", "{\"body\":\"x\"}\n");
+  workspace().write("small/cut.txt.gz", std::string("\x1f\x8b\x08\0\0\0\0\0\0\x03K", 11));
+  const std::string lines = "small/a.jsonl";
+  refused({"data", "build", lines, "--tokenizer", "bytes", "--output", "o"}, 3, "small/a.jsonl:1: the key \"text\"");
+  refused({"data", "build", "small/cut.txt.gz", "--tokenizer", "bytes", "--output", "o2"}, 3,
+          "small/cut.txt.gz: at byte 11");
+  refused({"data", "build", lines, "--tokenizer", "none", "--output", "o"}, 2, "--tokenizer: none: no such file");
+  refused({"data", "build", lines, "--tokenizer", "bytes", "--output", "o", "--shard", "3/3"}, 2, "--shard: \"3/3\"");
+  refused({"data", "build", lines, "--tokenizer", "bytes", "--output", "o", "--split", "0,0"}, 2, "--split:");
+  refused({"data", "build", "small/*.csv", "--tokenizer", "bytes", "--output", "o"}, 3, "no file matches");
+  refused({"data", "merge", "o3"}, 2, "no shard is there");
+  refused({"data", "verify", "small"}, 3, "small: of 2 files 2 cannot be used");
+  check_built(workspace().run({"data", "build", lines, "--tokenizer", "bytes", "--output", "o", "--overwrite", "--field",
+                               "body"}));
+  const Ended seen = workspace().run({"data", "inspect", "o.bin", "--json", "--show", "1", "--tokenizer", "bytes"});
+  check_built(seen);
+  const auto file = nlohmann::json::parse(seen.output).at("files").at(0);
+  CHECK(file.at("documents") == 1);
+  CHECK(file.at("tokens") == 2);
+  CHECK(file.at("dtype") == "uint16");
+  CHECK(file.at("shown").at(0) == "\"x\"");
+  check_built(workspace().run({"data", "verify", "o"}));
+}
+
+}  // namespace
+}  // namespace scaletrain
