@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 
 namespace scaletrain {
 namespace {
@@ -121,8 +122,26 @@ std::string duration_text(double seconds) {
   return fmt::format("{} d {} h", grouped_digits(static_cast<std::uint64_t>(minutes / (24 * 60))), minutes / 60 % 24);
 }
 
+namespace {
+
+// Where the bytes below 0x80 from `at` on end: eight at a time, since most of most text is of them.
+std::size_t end_of_ascii(std::string_view text, std::size_t at) {
+  constexpr std::uint64_t high_bits = 0x8080808080808080;
+  std::uint64_t word = 0;
+  for (; at + sizeof(word) <= text.size(); at += sizeof(word)) {
+    std::memcpy(&word, text.data() + at, sizeof(word));
+    if ((word & high_bits) != 0) break;
+  }
+  while (at < text.size() && static_cast<unsigned char>(text[at]) < 0x80) ++at;
+  return at;
+}
+
+}  // namespace
+
 std::optional<std::size_t> first_invalid_utf8(std::string_view text) {
   for (std::size_t at = 0; at < text.size();) {
+    at = end_of_ascii(text, at);
+    if (at == text.size()) break;
     const std::size_t length = utf8_sequence(text, at);
     if (length == 0) return at;
     at += length;

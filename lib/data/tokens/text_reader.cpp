@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "data/tokens/json_record.h"
 
 namespace scaletrain {
 namespace {
@@ -212,6 +213,8 @@ BadRecordError too_long_line(const std::string& where) {
 }
 
 std::string document_of_line(std::string_view line, const std::string& field, const std::string& where) {
+  std::string document;
+  if (find_string_member(line, field, document)) return document;
   nlohmann::json value;
   try {
     value = parse_json(line, where, {.depth = 64, .bytes = kMaxLineBytes});
