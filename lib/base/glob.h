@@ -1,6 +1,6 @@
-// Patterns of paths, as shells have them: `*`, `?` and `[...]` stand for characters of one name, and a name `**` for any
-// number of folders, also none; at the end it stands for all that is below. None of them stands for the '.' that a hidden
-// name begins with.
+// Patterns of paths, as shells have them: `*`, `?` and `[...]` stand for characters of one name, and a name `**` for
+// any number of folders, also none; at the end it stands for all that is below. None of them stands for the '.' that a
+// hidden name begins with.
 #pragma once
 
 #include <filesystem>

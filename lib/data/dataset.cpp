@@ -106,6 +106,19 @@ class OpenTrainingData final : public TrainingData {
     return tokens;
   }
 
+  std::vector<std::optional<std::int64_t>> source_documents() const override {
+    std::vector<std::optional<std::int64_t>> documents;
+    for (const Source& source : sources_) {
+      documents.emplace_back(0);
+      for (const Part& part : source) {
+        if (!part.tokens || !documents.back()) continue;
+        const bool is_known = part.tokens->first_without_index() == nullptr;
+        documents.back() = is_known ? std::optional(*documents.back() + part.tokens->num_documents()) : std::nullopt;
+      }
+    }
+    return documents;
+  }
+
   std::int64_t sample_tokens(std::int64_t sample) const override { return targets_at(mixture_->locate(sample)); }
 
   std::vector<TokenBounds> tokens_between(std::int64_t first, std::int64_t end, std::int64_t looked_up) const override {

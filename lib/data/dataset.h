@@ -99,6 +99,8 @@ class TrainingData {
   virtual void enter(const Mix& mix) = 0;
   // Tokens of each source, once through.
   virtual std::vector<std::int64_t> source_tokens() const = 0;
+  // Documents of each; nothing where a file does not say how many it holds.
+  virtual std::vector<std::optional<std::int64_t>> source_documents() const = 0;
   // How many tokens a sample trains on: its targets, without padding behind the last token, with those that are masked
   // as a document's first. Reads no tokens.
   virtual std::int64_t sample_tokens(std::int64_t sample) const = 0;

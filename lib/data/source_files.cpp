@@ -33,9 +33,9 @@ namespace {
 
 // Read as text these would train a model on compressed or binary noise.
 constexpr std::array<std::string_view, 25> kNotText = {
-    ".gz",      ".xz",    ".bz2",     ".zst", ".lz4",  ".zip", ".7z", ".tar",  ".tgz", ".tzst",
-    ".parquet", ".arrow", ".feather", ".npy", ".npz",  ".pt",  ".pth", ".ckpt", ".h5",  ".pdf",
-    ".safetensors", ".png", ".jpg", ".rar", ".so"};
+    ".gz",   ".xz",      ".bz2",         ".zst",     ".lz4", ".zip", ".7z", ".tar", ".tgz",
+    ".tzst", ".parquet", ".arrow",       ".feather", ".npy", ".npz", ".pt", ".pth", ".ckpt",
+    ".h5",   ".pdf",     ".safetensors", ".png",     ".jpg", ".rar", ".so"};
 
 FileKind kind_of(const fs::path& path, const SourceSpec& spec) {
   switch (spec.type) {
@@ -90,15 +90,18 @@ bool is_among(const SourceFiles& only, const SourceSpec& spec, const fs::path& f
   return std::binary_search(only.names.begin(), only.names.end(), hash_text(name_in_source(spec.path, file)));
 }
 
-// Lists what is below a folder, without what is hidden. A file that is meant to be there and is not must not be left out
-// unseen: a link that leads to nothing is an InputError. Not so where it came too late to be read: then it counts as a
-// file.
+// Lists what is below a folder, without what is hidden. A file that is meant to be there and is not must not be left
+// out unseen: a link that leads to nothing is an InputError. Not so where it came too late to be read: then it counts
+// as a file.
 class FileWalk {
  public:
   FileWalk(const SourceSpec& spec, const SourceFiles* only, const std::function<bool()>& is_over)
       : spec_(spec), only_(only), is_over_(is_over) {}
 
-  void take_all(const fs::path& folder) { look_into(folder, [](const fs::path&) { return true; }, &FileWalk::take_all); }
+  void take_all(const fs::path& folder) {
+    look_into(
+        folder, [](const fs::path&) { return true; }, &FileWalk::take_all);
+  }
 
   // What matches the names of a pattern from `first` on.
   void take_matching(const fs::path& folder, std::span<const std::string> names) {
@@ -107,8 +110,9 @@ class FileWalk {
     if (name == "**") {
       if (is_last) return take_all(folder);
       take_matching(folder, names.subspan(1));
-      return look_into(folder, [](const fs::path&) { return false; },
-                       [names](FileWalk& walk, const fs::path& below) { walk.take_matching(below, names); });
+      return look_into(
+          folder, [](const fs::path&) { return false; },
+          [names](FileWalk& walk, const fs::path& below) { walk.take_matching(below, names); });
     }
     look_into(
         folder, [&](const fs::path& file) { return is_last && matches_name(name, file.filename().string()); },
@@ -312,11 +316,11 @@ std::vector<FoundFile> find_files(const SourceSpec& spec, const Reporter& report
   }
   if (!found.empty()) return found;
   throw InputError(
-      is_pattern
-          ? fmt::format("{}: {}: no file matches; * stands for a part of a name, ** for any number of folders",
-                        path_key(spec), spec.path)
-          : fmt::format("{}: {}: the folder holds no file; put text, JSONL or token files into it, or name another path",
-                        path_key(spec), spec.path));
+      is_pattern ? fmt::format("{}: {}: no file matches; * stands for a part of a name, ** for any number of folders",
+                               path_key(spec), spec.path)
+                 : fmt::format(
+                       "{}: {}: the folder holds no file; put text, JSONL or token files into it, or name another path",
+                       path_key(spec), spec.path));
 }
 
 std::vector<fs::path> list_files(const std::string& path) {

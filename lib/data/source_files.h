@@ -67,8 +67,8 @@ class UnreadableFiles {
 // The files of a path: itself, all that is in the folder and below it, or what a pattern (base/glob.h) stands for; at
 // least one, in the order of their paths, byte by byte. Names that begin with a dot are left out. So are pipes and
 // sockets, and folders that a link leads back to, and that is reported. What is gone again when it is looked at is no
-// file of the folder. UserError: no such path, a kind of file that cannot be read; InputError: what cannot be looked at,
-// a folder or pattern without files.
+// file of the folder. UserError: no such path, a kind of file that cannot be read; InputError: what cannot be looked
+// at, a folder or pattern without files.
 //
 // only: of the files of a folder or pattern those alone; null: all. How many that leaves out is reported.
 // is_over: asked before each file of a folder; once it is true the rest is left out, be it all. May be empty.

@@ -151,10 +151,8 @@ class OpenFoundSource final : public FoundSource {
   }
 
   TextSource text_of(const std::vector<std::size_t>& places) const {
-    TextSource text{.files = {},
-                    .field = spec_.field,
-                    .separator = spec_.separator,
-                    .on_bad_record = config_.on_bad_record};
+    TextSource text{
+        .files = {}, .field = spec_.field, .separator = spec_.separator, .on_bad_record = config_.on_bad_record};
     for (const std::size_t i : places)
       if (!token_files_[i])
         text.files.push_back({files_[i].path, files_[i].kind == FileKind::jsonl ? TextKind::jsonl : TextKind::text,
@@ -186,8 +184,7 @@ class OpenFoundSource final : public FoundSource {
       std::vector<FileContent> contents;
       for (const std::size_t i : part)
         if (!token_files_[i]) contents.push_back(texts_[i]);
-      const CacheRequest request{
-          text, contents, tokenizer_, *record_, options_.report, spec_.key + ": " + spec_.path};
+      const CacheRequest request{text, contents, tokenizer_, *record_, options_.report, spec_.key + ": " + spec_.path};
       caches_.back() = options_.caches_anywhere ? open_token_cache_anywhere(request, cache_folders(config_.cache))
                                                 : open_token_cache(request, cache_folder(config_.cache));
       content_.caches.back() = {caches_.back()->path().string(), caches_.back()->identity()};

@@ -66,9 +66,9 @@ class Line {
     std::string list;
     for (const SourceRecord& source : sources) {
       Line inner;
-      inner.add("key", source.key)
-          .add("path", source.path)
-          .add("tokens", source.tokens)
+      inner.add("key", source.key).add("path", source.path);
+      if (source.documents) inner.add("documents", *source.documents);
+      inner.add("tokens", source.tokens)
           .add("samples", source.samples)
           .add("taken", source.taken)
           .add("taken_at_end", source.taken_at_end);

@@ -59,12 +59,13 @@ struct DeviceRecord {
 struct SourceRecord {
   std::string key{};  // "data.train.0"
   std::string path{};
-  std::int64_t tokens = 0;            // once through
-  std::int64_t samples = 0;           // once through
-  std::int64_t taken = 0;             // that the run has trained on before this start, or skipped
-  std::int64_t taken_at_end = 0;      // the same if it goes its whole length
-  std::optional<std::int64_t> cap{};  // that the run may take at most (data.train[].epochs)
-  double epochs = 0;                  // that the run will have read by its end
+  std::optional<std::int64_t> documents{};  // once through; nothing: its files do not say
+  std::int64_t tokens = 0;                  // once through
+  std::int64_t samples = 0;                 // once through
+  std::int64_t taken = 0;                   // that the run has trained on before this start, or skipped
+  std::int64_t taken_at_end = 0;            // the same if it goes its whole length
+  std::optional<std::int64_t> cap{};        // that the run may take at most (data.train[].epochs)
+  double epochs = 0;                        // that the run will have read by its end
   bool operator==(const SourceRecord&) const = default;
 };
 

@@ -74,6 +74,7 @@ class Fields {
       const Fields in(source, where_);
       out.push_back({.key = in.text("key"),
                      .path = in.text("path"),
+                     .documents = source.contains("documents") ? std::optional(in.integer("documents")) : std::nullopt,
                      .tokens = in.integer("tokens"),
                      .samples = in.integer("samples"),
                      .taken = in.integer("taken"),

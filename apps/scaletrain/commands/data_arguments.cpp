@@ -16,9 +16,10 @@ std::unique_ptr<Tokenizer> open_tokenizer(const std::string& name, std::optional
     return std::make_unique<ByteTokenizer>();
   }
   if (!path_exists(name))
-    throw UserError(fmt::format("--tokenizer: {}: no such file or folder; bytes, or the path of a tokenizer.json or of "
-                                "a folder with one, is expected",
-                                name));
+    throw UserError(
+        fmt::format("--tokenizer: {}: no such file or folder; bytes, or the path of a tokenizer.json or of "
+                    "a folder with one, is expected",
+                    name));
   try {
     return std::make_unique<BpeTokenizer>(read_bpe_spec(name), end_of_document);
   } catch (const UnknownEndError& error) {

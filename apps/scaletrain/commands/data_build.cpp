@@ -65,8 +65,8 @@ std::vector<double> parse_shares(const std::string& text) {
     double share = 0.0;
     const auto [stop, error] = std::from_chars(word.data(), word.data() + word.size(), share);
     if (error != std::errc() || stop != word.data() + word.size() || !(share >= 0.0) || share > 1e9)
-      throw UserError(fmt::format("--split: {} is no share; 98,1,1 are those of train, validation and test",
-                                  quoted(word)));
+      throw UserError(
+          fmt::format("--split: {} is no share; 98,1,1 are those of train, validation and test", quoted(word)));
     shares.push_back(share);
   }
   if (shares.size() > 3 || std::all_of(shares.begin(), shares.end(), [](double share) { return share == 0.0; }))
@@ -121,9 +121,8 @@ ExitCode build(const BuildArguments& arguments) {
   request.report = write_message;
   CorpusResult result;
   {
-    CountProgress progress(stderr, {.what = "tokenising",
-                                    .unit = "MB",
-                                    .live = progress_options_for(stderr, 0, 1).live});
+    CountProgress progress(stderr,
+                           {.what = "tokenising", .unit = "MB", .live = progress_options_for(stderr, 0, 1).live});
     constexpr std::uint64_t megabyte = 1'000'000;
     request.progress = [&progress](std::uint64_t bytes, std::uint64_t all) {
       progress.update(static_cast<std::int64_t>(bytes / megabyte),
@@ -169,17 +168,18 @@ Command add_data_build(CLI::App& app) {
                    "What a line of JSONL without a document does; skip: it is counted and told")
       ->check(CLI::IsMember({"fail", "skip"}))
       ->capture_default_str();
-  command
-      ->add_flag("--append-end-of-document,!--no-append-end-of-document", arguments->appends_end,
-                 "End each document with the tokenizer's token for it (the default)");
+  command->add_flag("--append-end-of-document,!--no-append-end-of-document", arguments->appends_end,
+                    "End each document with the tokenizer's token for it (the default)");
   command->add_option("--split", arguments->split,
                       "Shares of train, validation and test (98,1,1), by a hash of each document");
-  command->add_option("--shard", arguments->shard, "The part I of N (0/8 to 7/8) alone, for jobs side by side; see merge")
+  command
+      ->add_option("--shard", arguments->shard, "The part I of N (0/8 to 7/8) alone, for jobs side by side; see merge")
       ->type_name("I/N");
   command->add_option("--threads", arguments->threads, "Threads that tokenise; 0: one for each processor")
       ->transform(whole_number(0, 4096))
       ->capture_default_str();
-  command->add_flag("--overwrite", arguments->overwrites, "Replace what is there, and throw away other unfinished builds");
+  command->add_flag("--overwrite", arguments->overwrites,
+                    "Replace what is there, and throw away other unfinished builds");
   command->add_flag("--json", arguments->json, "JSON on standard output");
   return [arguments] { return build(*arguments); };
 }

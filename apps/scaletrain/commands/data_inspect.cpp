@@ -46,8 +46,8 @@ InspectionOptions options_from(const DataArguments& arguments, const Tokenizer* 
 }
 
 nlohmann::json file_json(const InspectedFile& file) {
-  nlohmann::json object = {{"path", file.path.string()}, {"kind", file.kind}, {"bytes", file.bytes},
-                           {"documents", nullptr},       {"tokens", nullptr}, {"dtype", nullptr},
+  nlohmann::json object = {{"path", file.path.string()}, {"kind", file.kind},   {"bytes", file.bytes},
+                           {"documents", nullptr},       {"tokens", nullptr},   {"dtype", nullptr},
                            {"tokenizer", nullptr},       {"shown", file.shown}, {"problem", nullptr}};
   if (file.documents) object["documents"] = *file.documents;
   if (file.tokens) object["tokens"] = *file.tokens;
@@ -59,14 +59,12 @@ nlohmann::json file_json(const InspectedFile& file) {
 
 std::string file_text(const InspectedFile& file) {
   std::string text = fmt::format("{}: {}, {}", file.path.string(), file.kind, bytes_text(file.bytes));
-  if (file.documents)
-    text += ", " + grouped_count(static_cast<std::uint64_t>(*file.documents), "document");
+  if (file.documents) text += ", " + grouped_count(static_cast<std::uint64_t>(*file.documents), "document");
   if (file.tokens) text += ", " + grouped_count(static_cast<std::uint64_t>(*file.tokens), "token");
   if (!file.dtype.empty()) text += " of " + file.dtype;
   text += file.problem ? "; damaged\n" : "\n";
   if (!file.tokenizer.empty()) text += "  tokenizer: " + file.tokenizer + "\n";
-  for (std::size_t i = 0; i < file.shown.size(); ++i)
-    text += fmt::format("  document {}: {}\n", i, file.shown[i]);
+  for (std::size_t i = 0; i < file.shown.size(); ++i) text += fmt::format("  document {}: {}\n", i, file.shown[i]);
   return text;
 }
 

@@ -337,10 +337,10 @@ void add_data(KeyTable<Config>& table) {
                       optional(path_text()), FIELD(data.cache)));
   table.push_back(top({"data.verify", "", "What a start reads in full to verify it: files that have changed, or all."},
                       EnumCodec<DataCheck>(), FIELD(data.verify)));
-  table.push_back(top({"data.on_bad_record", "",
-                       "What a line of JSONL without a document does: fail stops the start, skip counts and tells it.",
-                       with_notice},
-                      EnumCodec<BadRecordPolicy>(), FIELD(data.on_bad_record)));
+  table.push_back(top(
+      {"data.on_bad_record", "",
+       "What a line of JSONL without a document does: fail stops the start, skip counts and tells it.", with_notice},
+      EnumCodec<BadRecordPolicy>(), FIELD(data.on_bad_record)));
 }
 
 void add_train(KeyTable<Config>& table) {
@@ -526,8 +526,9 @@ void add_source_rows(KeyTable<Record>& table, ResumeRule rule) {
 const KeyTable<SourceConfig>& source_table() {
   static const KeyTable<SourceConfig> table = [] {
     KeyTable<SourceConfig> out;
-    out.push_back(row<SourceConfig>({"path", "", "A file, a folder, or a pattern (web/**/*.jsonl.zst).", with_notice, "required"}, path_text(),
-                                    FIELD(path)));
+    out.push_back(
+        row<SourceConfig>({"path", "", "A file, a folder, or a pattern (web/**/*.jsonl.zst).", with_notice, "required"},
+                          path_text(), FIELD(path)));
     out.push_back(row<SourceConfig>({"weight", "", "Share of the mix; weights need not sum to 1.", with_notice},
                                     positive(), FIELD(weight)));
     out.push_back(
@@ -545,8 +546,9 @@ const KeyTable<ValidationConfig>& validation_table() {
     out.push_back(
         row<ValidationConfig>({"name", "", "Name of the set; its metric is validation/NAME/loss.", freely, "required"},
                               TextCodec{TextRule::plain_name}, FIELD(name)));
-    out.push_back(row<ValidationConfig>({"path", "", "A file, a folder, or a pattern (web/**/*.jsonl.zst).", freely, "required"}, path_text(),
-                                        FIELD(path)));
+    out.push_back(
+        row<ValidationConfig>({"path", "", "A file, a folder, or a pattern (web/**/*.jsonl.zst).", freely, "required"},
+                              path_text(), FIELD(path)));
     add_source_rows(out, freely);
     return out;
   }();

@@ -43,10 +43,8 @@ std::vector<double> split_shares(const std::vector<double>& split) {
 
 // The files of all sources, one after the other.
 TextSource find_text(const CorpusRequest& request) {
-  TextSource text{.files = {},
-                  .field = request.field,
-                  .separator = request.separator,
-                  .on_bad_record = request.on_bad_record};
+  TextSource text{
+      .files = {}, .field = request.field, .separator = request.separator, .on_bad_record = request.on_bad_record};
   std::vector<FoundFile> all;
   for (const std::string& path : request.sources) {
     const SourceSpec spec{
@@ -56,8 +54,8 @@ TextSource find_text(const CorpusRequest& request) {
         throw UserError(fmt::format("{}: {} holds tokens already: train on it as it is, or name text and JSONL alone",
                                     path, file.path.string()));
       all.push_back(file);
-      text.files.push_back({file.path, file.kind == FileKind::jsonl ? TextKind::jsonl : TextKind::text,
-                            compression_of(file.path)});
+      text.files.push_back(
+          {file.path, file.kind == FileKind::jsonl ? TextKind::jsonl : TextKind::text, compression_of(file.path)});
     }
   }
   const auto has = [&](FileKind kind) {
@@ -205,7 +203,8 @@ class Build {
     const MonotonicTime begin = monotonic_now();
     nlohmann::json extents = nlohmann::json::array();
     for (const auto& writer : writers_) extents.push_back(to_json(writer->sync()));
-    work_.save({{"is_complete", false}, {"place", place_.to_json()}, {"notes", notes_.to_json()}, {"outputs", extents}});
+    work_.save(
+        {{"is_complete", false}, {"place", place_.to_json()}, {"notes", notes_.to_json()}, {"outputs", extents}});
     saved_ = monotonic_now();
     const double least = request_.record_seconds;
     until_next_save_ = least > 0.0 ? std::max(least, least_ratio * seconds_since(begin)) : 0.0;

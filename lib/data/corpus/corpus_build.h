@@ -3,10 +3,10 @@
 // The result is a pure function of the files' bytes, their order and the request without its threads: the same for any
 // number of threads, whether or not a build was killed on the way, and for shards that are merged.
 //
-// Where things lie: an output NAME is NAME.bin, NAME.idx and NAME.build.json, which says what it was made of. While it is
-// built all lies in a folder .NAME.building beside it, under a lock, with a record of how far it has come
-// (state.json), which is renewed several times a second once what it speaks of is on the disk. At the end the files are renamed,
-// the index last but one. Whoever starts the same build again goes on where the record says.
+// Where things lie: an output NAME is NAME.bin, NAME.idx and NAME.build.json, which says what it was made of. While it
+// is built all lies in a folder .NAME.building beside it, under a lock, with a record of how far it has come
+// (state.json), which is renewed several times a second once what it speaks of is on the disk. At the end the files are
+// renamed, the index last but one. Whoever starts the same build again goes on where the record says.
 //
 // Errors: UserError for what the request asks wrongly or finds in its way, InputError for files that cannot be read and
 // such that change while they are.
@@ -51,8 +51,8 @@ struct CorpusRequest {
 };
 
 struct CorpusOutput {
-  std::string part;             // "train"; empty: there is one output
-  std::filesystem::path stem;   // without .bin and .idx
+  std::string part;            // "train"; empty: there is one output
+  std::filesystem::path stem;  // without .bin and .idx
   std::int64_t documents = 0;
   std::int64_t tokens = 0;
 };

@@ -66,8 +66,8 @@ FoundShards find_shards(const OutputNames& names) {
   if (numbers.empty())
     throw UserError(fmt::format("{}: no shard is there, which `scaletrain data build --shard 0/N` writes", where));
   if (numbers.size() > 1)
-    throw UserError(fmt::format("{}: shards of builds with {} shards are there; remove those that are not meant",
-                                where, fmt::join(numbers, " and ")));
+    throw UserError(fmt::format("{}: shards of builds with {} shards are there; remove those that are not meant", where,
+                                fmt::join(numbers, " and ")));
   found.shards = *numbers.begin();
   return found;
 }
@@ -80,9 +80,10 @@ std::vector<nlohmann::json> records_of(const std::string& output, const std::str
     const fs::path stem = OutputNames(output, shard, shards).stem(part);
     if (auto record = build_record(stem)) {
       if (!records.empty() && record->value("build", "") != records.front().value("build", ""))
-        throw InputError(fmt::format("{}: of another build than the first shard: other sources, options or files that "
-                                     "have changed; build it again",
-                                     stem.string()));
+        throw InputError(
+            fmt::format("{}: of another build than the first shard: other sources, options or files that "
+                        "have changed; build it again",
+                        stem.string()));
       records.push_back(std::move(*record));
     } else {
       missing.push_back(shard);

@@ -100,9 +100,10 @@ std::optional<nlohmann::json> Workplace::enter(bool overwrites) {
   if (path_exists(path)) state = read_json_file(path);
   const bool is_same = state && is_record_of(*state, id_);
   if (state && !is_same && !overwrites)
-    throw UserError(fmt::format("{}: an unfinished build of other sources, other options or files that have changed "
-                                "since; --overwrite throws it away",
-                                folder_.string()));
+    throw UserError(
+        fmt::format("{}: an unfinished build of other sources, other options or files that have changed "
+                    "since; --overwrite throws it away",
+                    folder_.string()));
   if (is_same && state->value("is_complete", false)) return state;
   if (!overwrites) refuse_what_is_there();
   return is_same ? state : std::nullopt;
@@ -146,9 +147,10 @@ void Workplace::refuse_what_is_there() const {
       if (const fs::path path = with_ending(stem, ending); path_exists(path)) {
         std::error_code ignored;
         if (fs::is_empty(folder_, ignored) || !path_exists(folder_ / "state.json")) fs::remove_all(folder_, ignored);
-        throw UserError(fmt::format("{}: is there, and was not made by this build of these files; --overwrite "
-                                    "replaces it, or name another --output",
-                                    path.string()));
+        throw UserError(
+            fmt::format("{}: is there, and was not made by this build of these files; --overwrite "
+                        "replaces it, or name another --output",
+                        path.string()));
       }
 }
 

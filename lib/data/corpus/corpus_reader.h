@@ -1,5 +1,5 @@
-// Internal to lib/data: the documents of a list of files in batches of about a megabyte, each of which can be tokenised by
-// itself, and from the end of each of which reading can go on later.
+// Internal to lib/data: the documents of a list of files in batches of about a megabyte, each of which can be tokenised
+// by itself, and from the end of each of which reading can go on later.
 #pragma once
 
 #include <cstddef>

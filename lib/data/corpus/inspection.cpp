@@ -116,9 +116,10 @@ class FileInspector {
       throw InputError(fmt::format("{}.bin: {} tokens, but {} say {}", stem.string(), tokens.num_tokens(), where,
                                    json_integer(record, "tokens", where)));
     if (json_hash(record, "hash", where) != pair_hash(stem))
-      throw InputError(fmt::format("{}: its bytes are not those that were built (checksum of {}): it is damaged, or was "
-                                   "changed; build it again",
-                                   tokens.path().string(), fs::path(where).filename().string()));
+      throw InputError(
+          fmt::format("{}: its bytes are not those that were built (checksum of {}): it is damaged, or was "
+                      "changed; build it again",
+                      tokens.path().string(), fs::path(where).filename().string()));
   }
 
   static void read_all(const TokenFile& tokens, std::int64_t vocab) {

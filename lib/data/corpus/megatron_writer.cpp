@@ -71,8 +71,7 @@ class NumberWriter {
   std::vector<std::byte> bytes_;
 };
 
-void write_index(const std::filesystem::path& path, const FileReader& documents, TokenType type,
-                 std::int64_t longest) {
+void write_index(const std::filesystem::path& path, const FileReader& documents, TokenType type, std::int64_t longest) {
   std::error_code ignored;
   std::filesystem::remove(path, ignored);
   std::uint64_t sequences = 0;
@@ -120,9 +119,10 @@ MegatronWriter::AppendedFile::AppendedFile(std::filesystem::path path, std::uint
   struct stat status {};
   if (::fstat(file_.get(), &status) != 0) throw_file_error(path_, "looking at the file", errno);
   if (static_cast<std::uint64_t>(status.st_size) < size)
-    throw InputError(fmt::format("{}: the file has {} bytes, and {} were written and synced: it was cut; begin anew "
-                                 "with --overwrite",
-                                 path_.string(), status.st_size, size));
+    throw InputError(
+        fmt::format("{}: the file has {} bytes, and {} were written and synced: it was cut; begin anew "
+                    "with --overwrite",
+                    path_.string(), status.st_size, size));
   if (::ftruncate(file_.get(), static_cast<off_t>(size)) != 0) throw_file_error(path_, "cutting the file", errno);
   if (::lseek(file_.get(), 0, SEEK_END) < 0) throw_file_error(path_, "seeking", errno);
 }

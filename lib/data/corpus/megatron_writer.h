@@ -1,8 +1,8 @@
 // Internal to lib/data: writes a pair of Megatron's token files (token_file.h says how they look) so that a writer that
 // was killed can be followed by another one which goes on.
 //
-// Tokens go to STEM.bin; the documents' lengths wait in STEM.documents, from which finish() makes STEM.idx. What a killed
-// writer has written behind the extent that its last sync() returned is cut off. Not for concurrent use.
+// Tokens go to STEM.bin; the documents' lengths wait in STEM.documents, from which finish() makes STEM.idx. What a
+// killed writer has written behind the extent that its last sync() returned is cut off. Not for concurrent use.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
-// Internal to lib/data: items that one thread makes, several work on at the same time, and the first one finishes in the
-// order in which it made them. What comes out is the same for any number of threads.
+// Internal to lib/data: items that one thread makes, several work on at the same time, and the first one finishes in
+// the order in which it made them. What comes out is the same for any number of threads.
 //
-// Memory is bounded: submit() waits when so many items are under way. An exception of the work on an item is thrown when
-// its turn to be finished comes, so that of several the first one is told, whichever came earlier.
+// Memory is bounded: submit() waits when so many items are under way. An exception of the work on an item is thrown
+// when its turn to be finished comes, so that of several the first one is told, whichever came earlier.
 #pragma once
 
 #include <condition_variable>
@@ -114,7 +114,7 @@ class OrderedPipeline {
   Step finish_;
   std::deque<std::unique_ptr<Entry>> under_way_;  // in order; this and has_failed_ of the submitting thread
   bool has_failed_ = false;
-  std::mutex mutex_;                              // the members below, and what entries say of themselves
+  std::mutex mutex_;  // the members below, and what entries say of themselves
   std::condition_variable has_work_;
   std::condition_variable is_done_;
   std::deque<Entry*> waiting_;

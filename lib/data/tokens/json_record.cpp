@@ -11,7 +11,7 @@ namespace scaletrain {
 namespace {
 
 constexpr int kMostNested = 16;
-constexpr std::size_t kMostKeys = 24;    // of an object: each is compared with all others
+constexpr std::size_t kMostKeys = 24;       // of an object: each is compared with all others
 constexpr std::size_t kLongestNumber = 40;  // no double overflows or loses what a parser would complain of
 
 // A cursor over JSON text. Every take_ function returns false where it does not take what is there, and the answer to
@@ -144,8 +144,8 @@ class JsonCursor {
     }
   }
 
-  // Up to a quote, a backslash or a control character: eight bytes at a time. A byte is below n where (byte - n) borrows
-  // into its high bit and the byte itself has none; it is c where it is 0 after an exclusive or with c.
+  // Up to a quote, a backslash or a control character: eight bytes at a time. A byte is below n where (byte - n)
+  // borrows into its high bit and the byte itself has none; it is c where it is 0 after an exclusive or with c.
   void skip_plain() {
     constexpr std::uint64_t ones = 0x0101010101010101;
     constexpr std::uint64_t highs = 0x8080808080808080;

@@ -24,12 +24,16 @@ struct Magic {
   std::string_view what;
 };
 // What files begin with that people take for text by their names.
-constexpr std::array<Magic, 16> kMagics = {{{"\x7f" "ELF", "a program"},
+constexpr std::array<Magic, 16> kMagics = {{{"\x7f"
+                                             "ELF",
+                                             "a program"},
                                             {"PK\x03\x04", "a zip archive"},
                                             {"%PDF-", "a PDF"},
                                             {"\x1f\x8b", "gzip without .gz"},
                                             {"\x28\xb5\x2f\xfd", "Zstandard without .zst"},
-                                            {"\xfd" "7zXZ", "xz"},
+                                            {"\xfd"
+                                             "7zXZ",
+                                             "xz"},
                                             {"BZh", "bzip2"},
                                             {"7z\xbc\xaf", "a 7-Zip archive"},
                                             {"Rar!", "a RAR archive"},

@@ -170,9 +170,7 @@ class ParsedLines final : public LineSink {
     sink_.end_document(place.offset + text.size() + 1);
   }
 
-  void too_long(const LinePlace& place, std::uint64_t) override {
-    pass_over(too_long_line(line_text(file_, place)));
-  }
+  void too_long(const LinePlace& place, std::uint64_t) override { pass_over(too_long_line(line_text(file_, place))); }
 
  private:
   void pass_over(const BadRecordError& error) {

@@ -19,8 +19,8 @@ namespace {
 constexpr std::size_t kInputBytes = 256u << 10;
 
 [[noreturn]] void refuse_stream(const std::filesystem::path& file, std::uint64_t offset, const std::string& problem) {
-  throw InputError(fmt::format("{}: at byte {} of the compressed file: {}; restore the file", file.string(), offset,
-                               problem));
+  throw InputError(
+      fmt::format("{}: at byte {} of the compressed file: {}; restore the file", file.string(), offset, problem));
 }
 
 }  // namespace
@@ -77,7 +77,7 @@ class TextStream::GzipDecoder final : public Decoder {
         constexpr uLong magic_bytes = 2;
         const bool is_begin = state_.total_in <= magic_bytes;
         refuse_stream(file_, stream.position_ - state_.avail_in - (is_begin ? state_.total_in : 0),
-                      !is_begin        ? fmt::format("it is damaged ({})", state_.msg != nullptr ? state_.msg : "zlib")
+                      !is_begin       ? fmt::format("it is damaged ({})", state_.msg != nullptr ? state_.msg : "zlib")
                       : members_ == 0 ? "no gzip file begins like this"
                                       : "what follows the last member is no gzip member");
       }
@@ -139,9 +139,10 @@ class TextStream::ZstdDecoder final : public Decoder {
     const std::uint64_t offset = stream.position_ - (input_.size - input_.pos);
     const ZSTD_ErrorCode code = ::ZSTD_getErrorCode(result);
     if (code == ZSTD_error_frameParameter_windowTooLarge) {
-      throw InputError(fmt::format("{}: at byte {} of the compressed file: its window needs more than 128 MiB of memory; "
-                                   "compress it anew without --long and --ultra",
-                                   file_.string(), offset));
+      throw InputError(
+          fmt::format("{}: at byte {} of the compressed file: its window needs more than 128 MiB of memory; "
+                      "compress it anew without --long and --ultra",
+                      file_.string(), offset));
     }
     const bool is_unknown = code == ZSTD_error_prefix_unknown;
     refuse_stream(file_, offset,

@@ -1,8 +1,9 @@
 // Internal to lib/data: the text in a file, which may be compressed (its name says so: .gz, .zst).
 //
-// Memory is bounded: that of zlib's window, or of a Zstandard window of up to 128 MiB. Members of a gzip file and frames
-// of a Zstandard file that follow each other are read as one text, as `zcat` and `zstdcat` do. What is damaged, ends
-// within a member or frame, or is followed by something else is an InputError that names the file and the byte of it.
+// Memory is bounded: that of zlib's window, or of a Zstandard window of up to 128 MiB. Members of a gzip file and
+// frames of a Zstandard file that follow each other are read as one text, as `zcat` and `zstdcat` do. What is damaged,
+// ends within a member or frame, or is followed by something else is an InputError that names the file and the byte of
+// it.
 #pragma once
 
 #include <cstddef>

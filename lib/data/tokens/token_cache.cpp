@@ -53,8 +53,7 @@ bool skips_records(const TextSource& source) {
 // Everything that decides the content of the cache.
 std::uint64_t cache_key(const TextSource& source, const Tokenizer& tokenizer,
                         const std::vector<FileContent>& contents) {
-  std::vector<std::uint64_t> numbers = {kTextRules, tokenizer.hash(),
-                                        has_jsonl(source) ? hash_text(source.field) : 0,
+  std::vector<std::uint64_t> numbers = {kTextRules, tokenizer.hash(), has_jsonl(source) ? hash_text(source.field) : 0,
                                         source.separator ? 1u : 0u,
                                         source.separator ? hash_text(*source.separator) : 0};
   if (skips_records(source)) numbers.push_back(kSkippingRules);

@@ -8,8 +8,8 @@
 // builder is dead (it holds a lock on them while it lives) are removed.
 //
 // What there is to tell of the text (text_notes.h) lies beside it under the same name, and is told whenever the file is
-// opened: records that were skipped, text that looks like none. A file from which records may have been skipped is built
-// again where that is missing.
+// opened: records that were skipped, text that looks like none. A file from which records may have been skipped is
+// built again where that is missing.
 //
 // Memory is bounded: files are read in pieces, a JSONL line may have 64 MiB. Text is taken as bytes, valid UTF-8 or
 // not. Errors in the input are InputErrors that begin with "file:line", unless TextSource::on_bad_record skips them.

@@ -29,7 +29,8 @@ std::vector<SourceFiles> files_of_folders(std::span<const SourceContent> content
       continue;
     }
     SourceFiles files{.key = content.key, .path = hash_text(content.path), .names = {}};
-    for (const FileContent& file : content.files) files.names.push_back(hash_text(name_in_source(content.path, file.path)));
+    for (const FileContent& file : content.files)
+      files.names.push_back(hash_text(name_in_source(content.path, file.path)));
     std::sort(files.names.begin(), files.names.end());
     all.push_back(std::move(files));
   }

@@ -133,12 +133,14 @@ std::vector<SourceRecord> source_records(const TrainingData& data, const std::ve
   const std::vector<std::int64_t> taken = mixture.counts(next);
   const std::vector<std::int64_t> at_end = mixture.counts(checked_add(next, samples));
   const std::vector<std::int64_t> tokens = data.source_tokens();
+  const std::vector<std::optional<std::int64_t>> documents = data.source_documents();
   SCALETRAIN_CHECK(contents.size() >= taken.size());
   std::vector<SourceRecord> sources;
   for (std::size_t i = 0; i < taken.size(); ++i) {
     const MixSource& source = mixture.mix().sources[i];
     sources.push_back({.key = contents[i].key,
                        .path = contents[i].path,
+                       .documents = documents[i],
                        .tokens = tokens[i],
                        .samples = source.samples_per_epoch,
                        .taken = taken[i],
@@ -153,7 +155,8 @@ std::vector<std::string> source_lines(const std::vector<SourceRecord>& sources, 
   std::vector<std::string> lines;
   for (std::size_t i = 0; i < std::min(sources.size(), reported_sources); ++i) {
     const SourceRecord& source = sources[i];
-    lines.push_back(fmt::format("{}: {}: {} in {}; {}this run = {} epochs", source.key, source.path,
+    lines.push_back(fmt::format("{}: {}: {}{} in {}; {}this run = {} epochs", source.key, source.path,
+                                source.documents ? grouped(*source.documents, "document") + ", " : "",
                                 grouped(source.tokens, "token"), grouped(source.samples, "sample"),
                                 is_resumed ? left_text(source) + "; " : "",
                                 epochs_text(source.taken_at_end, source.samples)));

@@ -21,7 +21,8 @@ using Words = std::vector<std::string>;
 const std::string& records_file() {
   static const std::string name = [] {
     std::string lines;
-    for (int i = 0; i < 300'000; ++i) lines += R"({"id":)" + std::to_string(i) + R"(,"text":"t)" + std::to_string(i % 977) + "\"}\n";
+    for (int i = 0; i < 300'000; ++i)
+      lines += R"({"id":)" + std::to_string(i) + R"(,"text":"t)" + std::to_string(i % 977) + "\"}\n";
     workspace().write("records/a.jsonl", lines);
     workspace().write("records/b/c.txt", std::string(3'000'001, 'b'));
     return std::string("records");
@@ -67,8 +68,7 @@ TEST_CASE("a_build_that_is_killed_at_any_moment_goes_on_to_the_bytes_of_one_that
       // Each output is there as a whole or not at all.
       for (const std::string part : {"-train", "-validation"}) {
         const fs::path stem = workspace() / (output + part);
-        if (fs::exists(stem.string() + ".build.json"))
-          CHECK((files_of(output + part) == files_of("whole/c" + part)));
+        if (fs::exists(stem.string() + ".build.json")) CHECK((files_of(output + part) == files_of("whole/c" + part)));
         if (fs::exists(stem.string() + ".idx")) CHECK(fs::exists(stem.string() + ".bin"));
       }
     }
@@ -96,9 +96,9 @@ TEST_CASE("a_build_by_shards_side_by_side_is_merged_and_trained_on") {
   const auto answer = nlohmann::json::parse(merged.output);
   CHECK(answer.at("outputs").at(0).at("documents") == 300'001);
   CHECK((files_of("side/parts") == files_of("side/whole")));
-  const Ended trained = workspace().run(workspace().training(
-      "run-side", {"data.train=[{path: side/parts}]", "data.validation=[]", "train.steps=3",
-                   "train.lr_schedule.warmup=1", "checkpoint.every=1000000", "log.every=1000"}));
+  const Ended trained = workspace().run(
+      workspace().training("run-side", {"data.train=[{path: side/parts}]", "data.validation=[]", "train.steps=3",
+                                        "train.lr_schedule.warmup=1", "checkpoint.every=1000000", "log.every=1000"}));
   CHECK_MESSAGE(trained.exit_code == 0, trained.errors);
 }
 
@@ -129,8 +129,8 @@ TEST_CASE("what_cannot_be_built_is_refused_by_name_and_what_is_damaged_ends_with
   refused({"data", "build", "small/*.csv", "--tokenizer", "bytes", "--output", "o"}, 3, "no file matches");
   refused({"data", "merge", "o3"}, 2, "no shard is there");
   refused({"data", "verify", "small"}, 3, "small: of 2 files 2 cannot be used");
-  check_built(workspace().run({"data", "build", lines, "--tokenizer", "bytes", "--output", "o", "--overwrite", "--field",
-                               "body"}));
+  check_built(workspace().run(
+      {"data", "build", lines, "--tokenizer", "bytes", "--output", "o", "--overwrite", "--field", "body"}));
   const Ended seen = workspace().run({"data", "inspect", "o.bin", "--json", "--show", "1", "--tokenizer", "bytes"});
   check_built(seen);
   const auto file = nlohmann::json::parse(seen.output).at("files").at(0);

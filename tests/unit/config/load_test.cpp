@@ -68,8 +68,9 @@ TEST_CASE("wrong kinds of values say what was found") {
                  "data.train: expected a list, found text \"corpus.txt\""));
   CHECK(contains(errors_of("data: {train: [corpus.txt]}\ntrain: {steps: 1}\n"),
                  "data.train.0: expected a mapping of keys, found text \"corpus.txt\""));
-  CHECK(contains(errors_of("data: {train: [{weight: 1}]}\ntrain: {steps: 1}\n"),
-                 "data.train.0.path: is missing: a file, a folder, or a pattern (web/**/*.jsonl.zst), such as path: data/books"));
+  CHECK(contains(
+      errors_of("data: {train: [{weight: 1}]}\ntrain: {steps: 1}\n"),
+      "data.train.0.path: is missing: a file, a folder, or a pattern (web/**/*.jsonl.zst), such as path: data/books"));
   CHECK(contains(errors_of(kLeast + "run: {seed: -1}\n"), "run.seed: expected an integer from 0"));
   CHECK(load_text(kLeast + "run: {seed: 18446744073709551615}\n").config.run.seed == 18446744073709551615u);
   CHECK(contains(errors_of("hello\n"), "expected sections"));

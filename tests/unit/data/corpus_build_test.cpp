@@ -89,8 +89,8 @@ std::string json_line(const std::string& text) {
   return nlohmann::json({{"id", 1}, {"text", text}}).dump() + "\n";
 }
 
-// A folder with text, JSONL of many lines, packed and not, and below, so that a build has some ten batches; one document
-// is longer than four of them.
+// A folder with text, JSONL of many lines, packed and not, and below, so that a build has some ten batches; one
+// document is longer than four of them.
 struct SmallCorpus {
   TempFolder folder;
   ByteTokenizer tokenizer;
@@ -269,7 +269,8 @@ TEST_CASE("shards, in any number, are merged to the bytes of a build without the
 TEST_CASE("every line belongs to one shard, wherever the shards' shares end") {
   const TempFolder folder;
   std::string lines;
-  for (int i = 0; i < 40; ++i) lines += std::string(static_cast<std::size_t>(i % 7), ' ') + "{}" + (i % 3 ? "\n" : "\r\n\n");
+  for (int i = 0; i < 40; ++i)
+    lines += std::string(static_cast<std::size_t>(i % 7), ' ') + "{}" + (i % 3 ? "\n" : "\r\n\n");
   for (const std::string& text : {lines, lines + "{\"last\":1}"}) {
     const auto file = folder.write("a.jsonl", text);
     const TextSource source{{{file, TextKind::jsonl}}, "text", std::nullopt};

@@ -89,8 +89,8 @@ TEST_CASE("a link that leads back is not followed, and that is said; one that le
   std::filesystem::create_symlink(folder / "d", folder / "d" / "c" / "up");
   std::filesystem::create_symlink(folder / "other", folder / "d" / "elsewhere");
   const Found found = found_by(folder, "d");
-  CHECK(found.names == Names{"d/a.txt", "d/a/deep/er/y.jsonl", "d/a/z.txt", "d/b.txt", "d/c/x.md", "d/c/x.txt",
-                             "d/elsewhere/o.txt"});
+  CHECK(found.names ==
+        Names{"d/a.txt", "d/a/deep/er/y.jsonl", "d/a/z.txt", "d/b.txt", "d/c/x.md", "d/c/x.txt", "d/elsewhere/o.txt"});
   CHECK(contains(found.messages, (folder / "d/c/up").string() + " leads back to a folder that it is in"));
   CHECK(found_by(folder, "d/**/*.md").names == Names{"d/c/x.md"});
 }
@@ -167,7 +167,9 @@ TEST_CASE("what a name says of a file's packing decides what is read, so the sam
 TEST_CASE("text and JSONL have the identities that they had before there were other kinds of source") {
   const ByteTokenizer tokenizer;
   const FileContent content{"a", 5, 0x123456789abcdef0};
-  CHECK(text_identity({{{"a.txt", TextKind::text}}, "text", std::nullopt}, 0, content, tokenizer) == 0x36f8f9623503413e);
+  CHECK(text_identity({{{"a.txt", TextKind::text}}, "text", std::nullopt}, 0, content, tokenizer) ==
+        0x36f8f9623503413e);
   CHECK(text_identity({{{"a.txt", TextKind::text}}, "text", "---"}, 0, content, tokenizer) == 0x6fe0b0e962d8ba0e);
-  CHECK(text_identity({{{"a.jsonl", TextKind::jsonl}}, "body", std::nullopt}, 0, content, tokenizer) == 0x5fb1690e9412369a);
+  CHECK(text_identity({{{"a.jsonl", TextKind::jsonl}}, "body", std::nullopt}, 0, content, tokenizer) ==
+        0x5fb1690e9412369a);
 }

@@ -75,7 +75,10 @@ TEST_CASE("NUL, UTF-16 and what programs and archives begin with are told, and o
     for (const std::string& text : {wide + without_mark, without_mark})
       CHECK(odd_text(text, piece) ==
             "notice: n: not all of it looks like text in UTF-8: 1 that looks like UTF-16 (f)\n");
-    CHECK(contains(odd_text("\x7f" "ELF\x02\x01", piece), "1 that looks like a program (f)"));
+    CHECK(contains(odd_text("\x7f"
+                            "ELF\x02\x01",
+                            piece),
+                   "1 that looks like a program (f)"));
     CHECK(contains(odd_text(gzipped("text"), piece), "1 that looks like gzip without .gz (f)"));
     CHECK(contains(odd_text("PK\x03\x04...", piece), "1 that looks like a zip archive (f)"));
     CHECK(contains(odd_text("%PDF-1.4", piece), "1 that looks like a PDF (f)"));
@@ -163,7 +166,8 @@ TEST_CASE("odd text of a source is told in one notice, at every start") {
   folder.write("d/a.txt", "caf\xe9");
   folder.write("d/b.txt", std::string("a\0b", 3));
   folder.write("d/c.jsonl", "{\"text\":\"a\\u0000b\"}\n");
-  folder.write("d/e.txt.gz", gzipped("\xff\xfe" "a"));
+  folder.write("d/e.txt.gz", gzipped("\xff\xfe"
+                                     "a"));
   DataConfig config = config_for(folder);
   config.train = {source_at(folder / "d")};
   for (int i = 0; i < 2; ++i) {

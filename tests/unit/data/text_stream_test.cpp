@@ -39,7 +39,8 @@ std::string text_of(const std::filesystem::path& file, Compression compression, 
 
 std::string some_text(std::size_t size) {
   std::string text;
-  for (std::size_t i = 0; text.size() < size; ++i) text += std::to_string(i * 2654435761u % 99991) + (i % 7 ? " " : "\n");
+  for (std::size_t i = 0; text.size() < size; ++i)
+    text += std::to_string(i * 2654435761u % 99991) + (i % 7 ? " " : "\n");
   text.resize(size);
   return text;
 }

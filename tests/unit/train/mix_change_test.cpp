@@ -76,7 +76,8 @@ TEST_CASE("a start says what it will read and what is left, for people and in th
   const auto tokens = static_cast<std::int64_t>(std::filesystem::file_size(run.folder / "train.txt")) + 1;
   const std::int64_t samples = (tokens - 1 + 15) / 16;
   REQUIRE((samples >= 250 && samples <= 252));
-  const std::string holds = fmt::format("train.txt: 4,{:03} tokens in {} samples; ", tokens - 4000, samples);
+  const std::string holds =
+      fmt::format("train.txt: 1 document, 4,{:03} tokens in {} samples; ", tokens - 4000, samples);
   CHECK(contains(log_of(run), holds + "this run = 0.19 epochs"));
   REQUIRE(run.metrics().starts.size() == 1);
   REQUIRE(run.metrics().starts[0].sources.size() == 1);
@@ -89,7 +90,8 @@ TEST_CASE("a start says what it will read and what is left, for people and in th
   CHECK(first.epochs == 48.0 / static_cast<double>(samples));
   run.run({kBoth, "train.steps=24"}, 2);
   CHECK(contains(log_of(run), "data.train has changed: each source goes on where the run left it, new ones begin"));
-  CHECK(contains(log_of(run), "b.txt: 151 tokens in 10 samples; none of it read yet; this run = 1.00 epochs"));
+  CHECK(contains(log_of(run),
+                 "b.txt: 1 document, 151 tokens in 10 samples; none of it read yet; this run = 1.00 epochs"));
   CHECK(contains(log_of(run), holds + fmt::format("0.19 epochs read, {} samples of this epoch left; this run = "
                                                   "0.34 epochs",
                                                   samples - 48)));
