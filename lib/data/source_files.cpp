@@ -32,10 +32,9 @@ bool is_gone(const fs::path& file) {
 namespace {
 
 // Read as text these would train a model on compressed or binary noise.
-constexpr std::array<std::string_view, 25> kNotText = {
-    ".gz",   ".xz",      ".bz2",         ".zst",     ".lz4", ".zip", ".7z", ".tar", ".tgz",
-    ".tzst", ".parquet", ".arrow",       ".feather", ".npy", ".npz", ".pt", ".pth", ".ckpt",
-    ".h5",   ".pdf",     ".safetensors", ".png",     ".jpg", ".rar", ".so"};
+constexpr std::array<std::string_view, 24> kNotText = {
+    ".gz",  ".xz",  ".bz2", ".zst", ".lz4",  ".zip", ".7z",  ".tar",         ".tgz", ".tzst", ".arrow", ".feather",
+    ".npy", ".npz", ".pt",  ".pth", ".ckpt", ".h5",  ".pdf", ".safetensors", ".png", ".jpg",  ".rar",   ".so"};
 
 FileKind kind_of(const fs::path& path, const SourceSpec& spec) {
   switch (spec.type) {
@@ -51,6 +50,12 @@ FileKind kind_of(const fs::path& path, const SourceSpec& spec) {
   const bool is_compressed = compression_of(path) != Compression::none;
   const std::string extension = uncompressed_name(path).extension().string();
   if (extension == ".jsonl" || extension == ".ndjson") return FileKind::jsonl;
+  if (extension == ".parquet")
+    throw UserError(
+        fmt::format("{}: {} is Parquet, which is not read; write it as JSONL: python3 -c 'import pandas; "
+                    "pandas.read_parquet(\"{}\").to_json(\"{}.jsonl\", orient=\"records\", lines=True, "
+                    "force_ascii=False)'",
+                    path_key(spec), path.string(), path.filename().string(), path.stem().string()));
   if (std::find(kNotText.begin(), kNotText.end(), extension) != kNotText.end() || extension == ".json") {
     const bool is_option = spec.key.starts_with("--");
     throw UserError(fmt::format("{}: {} looks like no text, JSONL or token file; unpack or convert it{}",

@@ -29,17 +29,15 @@ class OrderedPipeline {
   OrderedPipeline(int threads, Step work, Step finish)
       : most_(2 * static_cast<std::size_t>(threads) + 2), work_(std::move(work)), finish_(std::move(finish)) {
     SCALETRAIN_CHECK(threads > 0);
-    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work_on_items(); });
+    try {
+      for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work_on_items(); });
+    } catch (...) {
+      end_threads();  // those that were granted would wait for ever
+      throw;
+    }
   }
   // Items that are not finished by now never are.
-  ~OrderedPipeline() {
-    {
-      const std::lock_guard lock(mutex_);
-      is_over_ = true;
-    }
-    has_work_.notify_all();
-    threads_.clear();
-  }
+  ~OrderedPipeline() { end_threads(); }
   OrderedPipeline(const OrderedPipeline&) = delete;
   OrderedPipeline& operator=(const OrderedPipeline&) = delete;
 
@@ -65,6 +63,15 @@ class OrderedPipeline {
     bool is_done = false;
     std::exception_ptr error;
   };
+
+  void end_threads() {
+    {
+      const std::lock_guard lock(mutex_);
+      is_over_ = true;
+    }
+    has_work_.notify_all();
+    threads_.clear();
+  }
 
   bool is_first_done() {
     const std::lock_guard lock(mutex_);

@@ -123,6 +123,8 @@ TEST_CASE("compressed files are text or JSONL by the name within, and archives a
   CHECK(contains(message_of<UserError>([&] { kind("a.tar.gz"); }), "looks like no text"));
   CHECK(contains(message_of<UserError>([&] { kind("a.json.gz"); }), "or name its type"));
   CHECK(contains(message_of<UserError>([&] { kind("a.bin.zst"); }), "not compressed; unpack it"));
+  CHECK(contains(message_of<UserError>([&] { kind("a.parquet"); }),
+                 "a.parquet is Parquet, which is not read; write it as JSONL: python3 -c"));
 }
 
 TEST_CASE("compressed sources give the samples of their text, and are other sources than it") {
