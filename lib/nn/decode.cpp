@@ -15,58 +15,110 @@ namespace {
 // buffers.
 constexpr std::int64_t max_piece = 256;
 
+// Rows of a step that are multiplied at once: so few that the cpu backend computes each by itself (max_dot_rows in
+// backend/cpu/matmul.cpp), so that a sequence's numbers do not depend on the others.
+constexpr std::int64_t step_rows = 4;
+
+// A cached row: G·D of key, G·D of value.
+std::int64_t cache_features(const ModelSpec& spec) {
+  return 2 * spec.kv_heads * spec.head_size;
+}
+
+std::size_t layer_cache_bytes(const ModelSpec& spec, DType compute, std::int64_t context, std::int64_t sequences) {
+  const auto rows = checked_mul(context, sequences);
+  return align_up(static_cast<std::size_t>(checked_mul(rows, cache_features(spec))) * size_of(compute));
+}
+
+// Tokens of one sequence that follow each other, in the rows [first_row, first_row + rows) of what goes through the
+// model at once.
+struct TokenRun {
+  std::int64_t sequence = 0;
+  std::int64_t first_row = 0;
+  std::int64_t rows = 0;
+};
+
+NormTensors rows_of(const NormTensors& norm, std::int64_t first, std::int64_t count) {
+  return {.output = norm.output.rows(first, count),
+          .mean = norm.mean ? norm.mean.rows(first, count) : View(),
+          .rstd = norm.rstd.rows(first, count)};
+}
+
+// Without log_sum_exp, whose rows are heads.
+BlockTensors rows_of(const BlockTensors& t, const ModelSpec& spec, std::int64_t first, std::int64_t count) {
+  BlockTensors rows;
+  rows.attention_norm = rows_of(t.attention_norm, first, count);
+  rows.qkv = t.qkv.rows(first, count);
+  if (t.query_key) {
+    rows.query_key = t.query_key.rows(first, count);
+    rows.query_rstd = t.query_rstd.rows(first * spec.heads, count * spec.heads);
+    rows.key_rstd = t.key_rstd.rows(first * spec.kv_heads, count * spec.kv_heads);
+  }
+  rows.attention = t.attention.rows(first, count);
+  rows.middle = t.middle.rows(first, count);
+  rows.ffn_norm = rows_of(t.ffn_norm, first, count);
+  rows.pre_activation = t.pre_activation.rows(first, count);
+  rows.activation = t.activation.rows(first, count);
+  return rows;
+}
+
 }  // namespace
 
 struct Decoder::Impl {
   Impl(const Transformer& transformer, Backend& used_backend, Stream& used_stream, ParamStore& used_store,
-       std::int64_t max_tokens)
+       std::int64_t max_tokens, std::int64_t num_sequences)
       : spec(transformer.spec()),
         backend(used_backend),
         stream(used_stream),
         store(used_store),
         context(max_tokens),
         piece(std::min(max_tokens, max_piece)),
+        lengths(static_cast<std::size_t>(num_sequences), 0),
         compute(used_backend.compute_type()),
-        tokens_told(used_backend, static_cast<std::size_t>(2 * piece) * sizeof(std::int32_t)),
-        logits_told(used_backend, static_cast<std::size_t>(spec.vocab) * size_of(compute)) {
-    SCALETRAIN_CHECK(context >= 1);
+        tokens_told(used_backend, static_cast<std::size_t>(2 * most_rows()) * sizeof(std::int32_t)),
+        logits_told(used_backend, static_cast<std::size_t>(checked_mul(sequences(), spec.vocab)) * size_of(compute)) {
+    SCALETRAIN_CHECK(context >= 1 && num_sequences >= 1);
     SCALETRAIN_CHECK_EQ(transformer.part().degree, std::int64_t{1});
     if (spec.position == PositionKind::learned) SCALETRAIN_CHECK_LE(context, spec.context);
     RegionAllocator counter = RegionAllocator::counting();
-    carve_piece(counter, piece);
+    carve_rows(counter, most_rows());
     buffer = backend.allocate(counter.used());
-    const auto layers = static_cast<std::size_t>(spec.layers);
-    layer_bytes = align_up(static_cast<std::size_t>(checked_mul(context, cache_features())) * size_of(compute));
-    cache = backend.allocate(checked_mul(layer_bytes, layers));
-    logits.resize(static_cast<std::size_t>(spec.vocab));
+    layer_bytes = layer_cache_bytes(spec, compute, context, sequences());
+    cache = backend.allocate(checked_mul(layer_bytes, static_cast<std::size_t>(spec.layers)));
+    logits.resize(static_cast<std::size_t>(sequences() * spec.vocab));
   }
 
-  // Memory of one piece of n tokens: n differs from call to call, the region does not.
-  struct PieceTensors {
+  std::int64_t sequences() const { return static_cast<std::int64_t>(lengths.size()); }
+  std::int64_t most_rows() const { return std::max(piece, sequences()); }
+  std::int64_t& length(std::int64_t sequence) {
+    SCALETRAIN_CHECK(sequence >= 0 && sequence < sequences());
+    return lengths[static_cast<std::size_t>(sequence)];
+  }
+
+  // Memory of n rows: n differs from call to call, the region does not.
+  struct RowTensors {
     View hidden, next;  // [n,C], input and output of a block, by turns
     BlockTensors block;
-    NormTensors norm;  // of the last row
+    NormTensors norm;  // of rows that logits are wanted of
   };
-  PieceTensors carve_piece(RegionAllocator& region, std::int64_t n) const {
-    PieceTensors t;
+  RowTensors carve_rows(RegionAllocator& region, std::int64_t n) const {
+    RowTensors t;
     t.hidden = region.allocate(compute, {n, spec.hidden});
     t.next = region.allocate(compute, {n, spec.hidden});
     t.block = carve_block(region, {spec, {}, {1, n}, compute});
-    t.norm = carve_norm(region, spec, 1, compute);
+    t.norm = carve_norm(region, spec, std::min(n, sequences()), compute);
     return t;
   }
 
-  // A cached row: G·D of key, G·D of value.
-  std::int64_t cache_features() const { return 2 * spec.kv_heads * spec.head_size; }
-  View layer_cache(std::int64_t layer) const {
-    return cache.view(static_cast<std::size_t>(layer) * layer_bytes, compute, {context, cache_features()});
+  View layer_cache(std::int64_t layer, std::int64_t sequence) const {
+    const std::size_t rows = static_cast<std::size_t>(sequence * context * cache_features(spec)) * size_of(compute);
+    return cache.view(static_cast<std::size_t>(layer) * layer_bytes + rows, compute, {context, cache_features(spec)});
   }
 
   // [2,n]: ids and positions, as kernels read them.
   View device_tokens(std::int64_t n) const { return tokens_told.device(0, DType::i32, {2, n}); }
   View positions(std::int64_t n) const { return device_tokens(n).rows(1, 1).reshape({n}); }
 
-  void tell(std::span<const std::int32_t> tokens) {
+  void tell(std::span<const std::int32_t> tokens, std::span<const TokenRun> runs) {
     const auto n = static_cast<std::int64_t>(tokens.size());
     tokens_read.wait();
     const View host = tokens_told.host(0, DType::i32, {2, n});
@@ -75,12 +127,14 @@ struct Decoder::Impl {
     for (std::int64_t i = 0; i < n; ++i) {
       ids[i] = tokens[static_cast<std::size_t>(i)];
       SCALETRAIN_CHECK(ids[i] >= 0 && ids[i] < spec.vocab);
-      places[i] = narrow<std::int32_t>(length + i);
     }
+    for (const TokenRun& run : runs)
+      for (std::int64_t i = 0; i < run.rows; ++i)
+        places[run.first_row + i] = narrow<std::int32_t>(length(run.sequence) + i);
     tokens_told.to_device(stream, device_tokens(n));
   }
 
-  void embed(std::int64_t n, const PieceTensors& t) {
+  void embed(std::int64_t n, const RowTensors& t) {
     const UnitWeights& weights = store.acquire(stream, 0);
     backend.run(stream, EmbeddingForward{.table = weights.find("token.weight").values,
                                          .position_table = weights.find("position.weight").values,
@@ -90,85 +144,144 @@ struct Decoder::Impl {
     store.release(0);
   }
 
-  void append_to_cache(const BlockTensors& t, std::int64_t layer) {
-    const View target = layer_cache(layer);
-    const std::int64_t n = t.qkv.shape()[0];
+  // rows: of one run.
+  void append_to_cache(const BlockTensors& rows, const View& target, std::int64_t first_token) {
     const std::int64_t queries = spec.heads * spec.head_size;
     const std::int64_t keys = spec.kv_heads * spec.head_size;
     const auto copy = [&](const View& matrix, std::int64_t row, std::int64_t first, std::int64_t count,
                           std::int64_t place) {
-      backend.run(stream, Copy{.input = part(matrix, row * matrix.shape()[1] + first, {count}),
-                               .output = part(target, (length + row) * cache_features() + place, {count})});
+      backend.run(stream,
+                  Copy{.input = part(matrix, row * matrix.shape()[1] + first, {count}),
+                       .output = part(target, (first_token + row) * cache_features(spec) + place, {count})});
     };
-    for (std::int64_t i = 0; i < n; ++i) {
-      if (!t.query_key) {
-        copy(t.qkv, i, queries, 2 * keys, 0);
+    for (std::int64_t i = 0; i < rows.qkv.shape()[0]; ++i) {
+      if (!rows.query_key) {
+        copy(rows.qkv, i, queries, 2 * keys, 0);
         continue;
       }
-      copy(t.query_key, i, queries, keys, 0);
-      copy(t.qkv, i, queries + keys, keys, keys);
+      copy(rows.query_key, i, queries, keys, 0);
+      copy(rows.qkv, i, queries + keys, keys, keys);
     }
   }
 
-  void block(std::int64_t layer, const View& input, const View& output, const PieceTensors& t) {
-    const std::int64_t n = input.shape()[0];
+  void attention(std::int64_t layer, const TokenRun& run, const BlockTensors& t) {
+    const std::int64_t past = length(run.sequence);
+    const BlockTensors rows = rows_of(t, spec, run.first_row, run.rows);
+    const View cached = layer_cache(layer, run.sequence);
+    append_to_cache(rows, cached, past);
+    const Shape keys{1, past + run.rows, spec.kv_heads, spec.head_size};
+    const std::int64_t key_features = spec.kv_heads * spec.head_size;
+    const QkvHeads heads = split_qkv(rows.qkv, rows.query_key, spec, {1, run.rows});
+    backend.run(stream,
+                AttentionForward{.shape = {.batch = 1,
+                                           .num_queries = run.rows,
+                                           .num_keys = past + run.rows,
+                                           .heads = spec.heads,
+                                           .kv_heads = spec.kv_heads,
+                                           .head_size = spec.head_size,
+                                           .first_query = past,
+                                           .first_key = 0,
+                                           .scale = 1.0 / std::sqrt(static_cast<double>(spec.head_size))},
+                                 .query = {heads.query.values, heads.query.row_stride},
+                                 .key = {part(cached, 0, keys), cache_features(spec)},
+                                 .value = {part(cached, key_features, keys), cache_features(spec)},
+                                 .document_start = {},
+                                 .output = {rows.attention, spec.heads * spec.head_size},
+                                 .log_sum_exp = {}});
+  }
+
+  // rows_at_once: of the parts that know nothing of sequences.
+  void block(std::int64_t layer, std::span<const TokenRun> runs, std::int64_t rows_at_once, const RowTensors& t) {
+    const std::int64_t n = t.hidden.shape()[0];
     const int unit = narrow<int>(layer + 1);
     const UnitOps ops(backend, stream, spec, store.acquire(stream, unit), nullptr);
-    block_forward_qkv(ops, spec, input, positions(n), t.block);
-    append_to_cache(t.block, layer);
-    const Shape keys{1, length + n, spec.kv_heads, spec.head_size};
-    const std::int64_t key_features = spec.kv_heads * spec.head_size;
-    const View cached = layer_cache(layer);
-    const QkvHeads heads = split_qkv(t.block.qkv, t.block.query_key, spec, {1, n});
-    backend.run(stream, AttentionForward{.shape = {.batch = 1,
-                                                   .num_queries = n,
-                                                   .num_keys = length + n,
-                                                   .heads = spec.heads,
-                                                   .kv_heads = spec.kv_heads,
-                                                   .head_size = spec.head_size,
-                                                   .first_query = length,
-                                                   .first_key = 0,
-                                                   .scale = 1.0 / std::sqrt(static_cast<double>(spec.head_size))},
-                                         .query = {heads.query.values, heads.query.row_stride},
-                                         .key = {part(cached, 0, keys), cache_features()},
-                                         .value = {part(cached, key_features, keys), cache_features()},
-                                         .document_start = {},
-                                         .output = {t.block.attention, spec.heads * spec.head_size},
-                                         .log_sum_exp = t.block.log_sum_exp});
-    block_forward_middle(ops, spec, input, t.block);
-    block_forward_output(ops, output, t.block);
+    for (std::int64_t first = 0; first < n; first += rows_at_once) {
+      const std::int64_t count = std::min(rows_at_once, n - first);
+      block_forward_qkv(ops, spec, t.hidden.rows(first, count), positions(n).rows(first, count),
+                        rows_of(t.block, spec, first, count));
+    }
+    for (const TokenRun& run : runs) attention(layer, run, t.block);
+    for (std::int64_t first = 0; first < n; first += rows_at_once) {
+      const std::int64_t count = std::min(rows_at_once, n - first);
+      const BlockTensors rows = rows_of(t.block, spec, first, count);
+      block_forward_middle(ops, spec, t.hidden.rows(first, count), rows);
+      block_forward_output(ops, t.next.rows(first, count), rows);
+    }
     store.release(unit);
   }
 
-  void compute_logits(const View& last_row, const PieceTensors& t) {
+  // Of some rows [n,C], at most as many as there are sequences.
+  std::span<const float> compute_logits(const View& rows, const RowTensors& t) {
+    const std::int64_t n = rows.shape()[0];
     const int unit = narrow<int>(spec.layers + 1);
     const UnitWeights& weights = store.acquire(stream, unit);
-    UnitOps(backend, stream, spec, weights, nullptr).norm_forward("norm", last_row, t.norm);
-    const Shape row{1, spec.vocab};
-    backend.run(stream, LinearForward{.weight = weights.find("weight"),
-                                      .bias = {},
-                                      .input = t.norm.output,
-                                      .addend = {},
-                                      .output = logits_told.device(0, compute, row)});
+    const UnitOps ops(backend, stream, spec, weights, nullptr);
+    const View output = logits_told.device(0, compute, {n, spec.vocab});
+    for (std::int64_t first = 0; first < n; first += step_rows) {
+      const std::int64_t count = std::min(step_rows, n - first);
+      const NormTensors norm = rows_of(t.norm, first, count);
+      ops.norm_forward("norm", rows.rows(first, count), norm);
+      backend.run(stream, LinearForward{.weight = weights.find("weight"),
+                                        .bias = {},
+                                        .input = norm.output,
+                                        .addend = {},
+                                        .output = output.rows(first, count)});
+    }
     store.release(unit);
-    logits_told.to_host(stream);
+    logits_told.to_host(stream, output);
     stream.synchronize();
-    convert_floats(compute, logits_told.host(0, compute, row).bytes(), DType::f32, logits.data(), logits.size());
+    const auto count = static_cast<std::size_t>(n * spec.vocab);
+    convert_floats(compute, logits_told.host(0, compute, {n, spec.vocab}).bytes(), DType::f32, logits.data(), count);
+    return std::span(logits).first(count);
   }
 
-  void append(std::span<const std::int32_t> tokens, bool wants_logits) {
-    const auto n = static_cast<std::int64_t>(tokens.size());
-    RegionAllocator region(buffer.region());
-    PieceTensors t = carve_piece(region, n);
-    tell(tokens);
-    embed(n, t);
+  // All layers; what leaves the last one is then in `hidden`.
+  void run_layers(std::span<const std::int32_t> tokens, std::span<const TokenRun> runs, std::int64_t rows_at_once,
+                  RowTensors& t) {
+    tell(tokens, runs);
+    embed(static_cast<std::int64_t>(tokens.size()), t);
     for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
-      block(layer, t.hidden, t.next, t);
+      block(layer, runs, rows_at_once, t);
       std::swap(t.hidden, t.next);
     }
     tokens_read = stream.record();
-    length += n;
+    for (const TokenRun& run : runs) length(run.sequence) += run.rows;
+  }
+
+  void append_piece(std::int64_t sequence, std::span<const std::int32_t> tokens, bool wants_logits) {
+    const auto n = static_cast<std::int64_t>(tokens.size());
+    RegionAllocator region(buffer.region());
+    RowTensors t = carve_rows(region, n);
+    const TokenRun run{.sequence = sequence, .first_row = 0, .rows = n};
+    run_layers(tokens, std::span(&run, 1), n, t);
     if (wants_logits) compute_logits(t.hidden.rows(n - 1, 1), t);
+  }
+
+  std::span<const float> step(std::span<const Step> steps) {
+    const auto n = static_cast<std::int64_t>(steps.size());
+    std::vector<std::int32_t> tokens;
+    std::vector<TokenRun> runs;
+    std::vector<bool> seen(lengths.size(), false);
+    for (const Step& step : steps) {
+      SCALETRAIN_CHECK_LT(length(step.sequence), context);
+      SCALETRAIN_CHECK(!seen[static_cast<std::size_t>(step.sequence)]);
+      seen[static_cast<std::size_t>(step.sequence)] = true;
+      runs.push_back({.sequence = step.sequence, .first_row = static_cast<std::int64_t>(runs.size()), .rows = 1});
+      tokens.push_back(step.token);
+    }
+    RegionAllocator region(buffer.region());
+    RowTensors t = carve_rows(region, n);
+    run_layers(tokens, runs, step_rows, t);
+    return compute_logits(t.hidden, t);
+  }
+
+  void copy_sequence(std::int64_t from, std::int64_t to) {
+    const std::int64_t tokens = length(from);
+    if (from == to) return;
+    length(to) = tokens;
+    if (tokens == 0) return;
+    for (std::int64_t layer = 0; layer < spec.layers; ++layer)
+      backend.copy(stream, layer_cache(layer, from).rows(0, tokens), layer_cache(layer, to).rows(0, tokens));
   }
 
   const ModelSpec spec;
@@ -177,39 +290,56 @@ struct Decoder::Impl {
   ParamStore& store;
   std::int64_t context;
   std::int64_t piece;
+  std::vector<std::int64_t> lengths;  // of each sequence
   DType compute;
   Buffer buffer;
-  Buffer cache;
+  Buffer cache;  // of each layer: of each sequence [context, 2·G·D]
   std::size_t layer_bytes = 0;
-  std::int64_t length = 0;
-  MirroredBuffer tokens_told;  // ids and positions of a piece
+  MirroredBuffer tokens_told;  // ids and positions of what goes through at once
   Event tokens_read;           // by all that reads them
-  MirroredBuffer logits_told;  // [1,V]
+  MirroredBuffer logits_told;  // [sequences,V]
   std::vector<float> logits;
 };
 
-Decoder::Decoder(const Transformer& model, Backend& backend, Stream& stream, ParamStore& store, std::int64_t context)
-    : impl_(std::make_unique<Impl>(model, backend, stream, store, context)) {}
+Decoder::Decoder(const Transformer& model, Backend& backend, Stream& stream, ParamStore& store, std::int64_t context,
+                 std::int64_t sequences)
+    : impl_(std::make_unique<Impl>(model, backend, stream, store, context, sequences)) {}
 
 Decoder::~Decoder() = default;
 
-std::span<const float> Decoder::append(std::span<const std::int32_t> tokens) {
+std::size_t Decoder::cache_bytes(const ModelSpec& spec, DType compute, std::int64_t context, std::int64_t sequences) {
+  return checked_mul(layer_cache_bytes(spec, compute, context, sequences), static_cast<std::size_t>(spec.layers));
+}
+
+std::span<const float> Decoder::append(std::int64_t sequence, std::span<const std::int32_t> tokens) {
   const auto count = static_cast<std::int64_t>(tokens.size());
   SCALETRAIN_CHECK(count >= 1);
-  SCALETRAIN_CHECK_LE(impl_->length + count, impl_->context);
+  SCALETRAIN_CHECK_LE(impl_->length(sequence) + count, impl_->context);
   for (std::int64_t first = 0; first < count; first += impl_->piece) {
     const std::int64_t n = std::min(impl_->piece, count - first);
-    impl_->append(tokens.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(n)), first + n == count);
+    impl_->append_piece(sequence, tokens.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(n)),
+                        first + n == count);
   }
-  return impl_->logits;
+  return std::span(impl_->logits).first(static_cast<std::size_t>(impl_->spec.vocab));
 }
 
-std::int64_t Decoder::length() const {
-  return impl_->length;
+std::span<const float> Decoder::step(std::span<const Step> steps) {
+  SCALETRAIN_CHECK(!steps.empty());
+  return impl_->step(steps);
 }
 
-void Decoder::reset() {
-  impl_->length = 0;
+void Decoder::copy_sequence(std::int64_t from, std::int64_t to) {
+  impl_->copy_sequence(from, to);
+}
+
+void Decoder::truncate(std::int64_t sequence, std::int64_t length) {
+  SCALETRAIN_CHECK(length >= 0);
+  SCALETRAIN_CHECK_LE(length, impl_->length(sequence));
+  impl_->length(sequence) = length;
+}
+
+std::int64_t Decoder::length(std::int64_t sequence) const {
+  return impl_->length(sequence);
 }
 
 }  // namespace scaletrain

@@ -1,15 +1,18 @@
-// scaletrain generate: text sampled from a model.
-#include <unistd.h>
-
+// scaletrain generate: texts sampled from a model.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <limits>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
-#include "base/process/terminal_text.h"
 #include "commands.h"
-#include "infer/sampling.h"
+#include "generate_output.h"
+#include "generate_prompts.h"
+#include "infer/generate.h"
 #include "model_argument.h"
 #include "option_checks.h"
 
@@ -19,64 +22,129 @@ namespace {
 
 struct GenerateArguments {
   ModelArgument model;
-  std::string prompt;
-  std::int64_t max_tokens = 200;
-  double temperature = 0.8;
-  std::uint64_t seed = 0;
+  PromptArguments prompts;
+  GenerationOptions options{.max_tokens = 200, .samples = 1, .sampling = {.temperature = 0.8}};
   bool greedy = false;
+  std::int64_t batch = 8;
+  bool no_cache = false;
+  bool json = false;
 };
 
-// What a model says may be any bytes. Those that would command a terminal are shown to it as text; whatever else
-// standard output is gets them as they are.
-class ModelOutput {
- public:
-  void write(const std::string& text) { write_output(is_terminal_ ? shown_.add(text) : text); }
-  void finish() { write_output((is_terminal_ ? shown_.finish() : "") + "\n"); }
+void check_arguments(const GenerateArguments& arguments, const LoadedModel& model) {
+  const GenerationOptions& options = arguments.options;
+  if (options.samples > 1 && options.sampling.temperature == 0.0)
+    throw UserError("--samples: greedy samples of a prompt are all the same; give a --temperature above 0");
+  for (const std::string& stop : options.stop)
+    if (stop.empty()) throw UserError("--stop: must not be empty: every text would stop before its first token");
+  if (!options.stop.empty() && !model.tokenizer().reads_text())
+    throw UserError("--stop: the model writes token ids, not text; remove the option");
+}
 
- private:
-  bool is_terminal_ = ::isatty(STDOUT_FILENO) == 1;
-  TerminalText shown_;
-};
+Generator::Extent extent_of(const GenerateArguments& arguments, const LoadedModel& model,
+                            const std::vector<Prompt>& prompts) {
+  std::int64_t longest = 0;
+  for (const Prompt& prompt : prompts) longest = std::max(longest, static_cast<std::int64_t>(prompt.tokens.size()));
+  const std::int64_t context = model.transformer().spec().context;
+  const auto wanted = static_cast<std::int64_t>(prompts.size());
+  // Fewer samples than a batch need no more places.
+  const std::int64_t samples = arguments.options.samples;
+  const bool fill_batch = wanted >= arguments.batch || samples >= arguments.batch;
+  return {
+      .context = arguments.options.max_tokens >= context - longest ? context : longest + arguments.options.max_tokens,
+      .batch = fill_batch ? arguments.batch : std::min(arguments.batch, wanted * samples),
+      .has_cache = !arguments.no_cache};
+}
 
-ExitCode generate(const GenerateArguments& arguments) {
+ExitCode generate(GenerateArguments arguments) {
   OpenedModel model(arguments.model);
-  const SamplingOptions options{.temperature = arguments.greedy ? 0.0 : arguments.temperature, .seed = arguments.seed};
-  const bool spaced = !model.loaded.tokenizer().reads_text();  // ids are separated by spaces
-  // Only once there is something to add to it: a prompt that is refused leaves the output empty.
-  bool prompt_written = false;
-  ModelOutput output;
-  const auto write_prompt = [&] {
-    if (!std::exchange(prompt_written, true)) output.write(arguments.prompt);
+  GenerationOptions& options = arguments.options;
+  if (arguments.greedy) options.sampling.temperature = 0.0;
+  options.wants_log_probabilities = arguments.json;
+  check_arguments(arguments, model.loaded);
+  const std::vector<Prompt> prompts = read_prompts(arguments.prompts, model.loaded);
+  std::vector<std::vector<std::int32_t>> tokens;
+  for (const Prompt& prompt : prompts) tokens.push_back(prompt.tokens);
+  Generator generator(model.loaded, extent_of(arguments, model.loaded, prompts));
+
+  const auto prompt_of = [&prompts](const GeneratedSample& sample) -> const Prompt& {
+    return prompts[static_cast<std::size_t>(sample.prompt)];
   };
-  const GenerationEnd end =
-      generate_text(model.loaded, arguments.prompt, arguments.max_tokens, options, [&](const std::string& text) {
-        write_prompt();
-        output.write(spaced ? " " + text : text);
-      });
-  write_prompt();
-  output.finish();
-  if (end == GenerationEnd::context_full) write_message("stopped: the model's context is full");
+  GenerationEvents events;
+  std::optional<StreamedText> streamed;
+  if (arguments.json) {
+    events.done = [&](const GeneratedSample& sample) { write_json_sample(prompt_of(sample), sample); };
+  } else if (prompts.size() == 1 && options.samples == 1) {
+    streamed.emplace(prompts.front().text);
+    events.text = [&](const GeneratedSample&, const std::string& text) { streamed->add(text); };
+    events.done = [&](const GeneratedSample& sample) {
+      streamed->finish();
+      if (sample.end == GenerationEnd::context_full) write_message("stopped: the model's context is full");
+    };
+  } else {
+    events.done = [&](const GeneratedSample& sample) { write_sample(prompt_of(sample), sample); };
+  }
+  generator.run(tokens, options, events);
   return ExitCode::finished;
+}
+
+void declare_sampling(CLI::App& command, GenerateArguments& arguments) {
+  SamplingOptions& sampling = arguments.options.sampling;
+  CLI::Option* temperature =
+      command.add_option("--temperature", sampling.temperature, "Spread of the choice, 0 to 100; 0 is greedy")
+          ->check(number_between(0, 100))
+          ->capture_default_str();
+  CLI::Option* top_k = command.add_option("--top-k", sampling.top_k, "Only so many of the likeliest tokens; 0: all")
+                           ->transform(whole_number(0))
+                           ->capture_default_str();
+  CLI::Option* top_p = command
+                           .add_option("--top-p", sampling.top_p,
+                                       "Only the likeliest tokens that together have this probability, 0 to 1")
+                           ->check(number_between(0, 1))
+                           ->capture_default_str();
+  CLI::Option* min_p =
+      command
+          .add_option("--min-p", sampling.min_p, "Only tokens at least so likely as this part of the likeliest, 0 to 1")
+          ->check(number_between(0, 1))
+          ->capture_default_str();
+  command
+      .add_option(
+          "--repetition-penalty", sampling.repetition_penalty,
+          "Divides positive logits, multiplies negative ones, of tokens that the text or its prompt has; 1: none")
+      ->check(number_above_zero(100))
+      ->capture_default_str();
+  CLI::Option* seed = command.add_option("--seed", sampling.seed, "Equal seeds give equal texts")
+                          ->transform(whole_number(0, std::numeric_limits<std::uint64_t>::max()))
+                          ->capture_default_str();
+  CLI::Option* greedy = command.add_flag("--greedy", arguments.greedy, "Always the likeliest token");
+  for (CLI::Option* other : {temperature, top_k, top_p, min_p, seed}) greedy->excludes(other);
 }
 
 }  // namespace
 
 Command add_generate(CLI::App& app) {
   auto arguments = std::make_shared<GenerateArguments>();
-  CLI::App* command = app.add_subcommand("generate", "Sample text from a checkpoint or Hugging Face model");
+  CLI::App* command = app.add_subcommand("generate", "Sample texts from a checkpoint or Hugging Face model");
   arguments->model.declare(*command);
-  command->add_option("--prompt", arguments->prompt, "Text to continue")->required();
-  command->add_option("--max-tokens", arguments->max_tokens, "New tokens at most")
+  arguments->prompts.declare(*command);
+  command->add_option("--max-tokens", arguments->options.max_tokens, "New tokens at most, of each sample")
       ->transform(whole_number(1))
       ->capture_default_str();
-  CLI::Option* temperature =
-      command->add_option("--temperature", arguments->temperature, "Spread of the choice, 0 to 100; 0 is greedy")
-          ->check(number_between(0, 100))
-          ->capture_default_str();
-  CLI::Option* seed = command->add_option("--seed", arguments->seed, "Equal seeds give equal texts")
-                          ->transform(whole_number(0, std::numeric_limits<std::uint64_t>::max()))
-                          ->capture_default_str();
-  command->add_flag("--greedy", arguments->greedy, "Always the likeliest token")->excludes(temperature)->excludes(seed);
+  command
+      ->add_option("--samples", arguments->options.samples,
+                   "Of each prompt; sample k is the same whatever their number")
+      ->transform(whole_number(1, 65536))
+      ->capture_default_str();
+  declare_sampling(*command, *arguments);
+  command->add_option("--stop", arguments->options.stop, "End a text before this string (repeatable)")
+      ->type_name("TEXT")
+      ->allow_extra_args(false);
+  command->add_option("--batch", arguments->batch, "Samples computed at once; changes no text")
+      ->transform(whole_number(1, 4096))
+      ->capture_default_str();
+  command->add_flag("--no-cache", arguments->no_cache,
+                    "Compute the whole text again for every token: slow, to compare with");
+  command->add_flag("--json", arguments->json,
+                    "A line of JSON a sample, with its tokens and their log-probabilities by the model itself");
   return [arguments] { return generate(*arguments); };
 }
 

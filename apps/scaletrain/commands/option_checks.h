@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 
 #include "config/keys/number_text.h"
@@ -33,12 +34,28 @@ inline CLI::Validator whole_number(std::uint64_t least,
   return CLI::Validator(check, "");
 }
 
+// The number that the text is, all of it; nothing: it is none.
+inline std::optional<double> whole_text_number(const std::string& text) {
+  double value = 0.0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || stop != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
 inline CLI::Validator number_between(int least, int most) {
   const auto check = [least, most](const std::string& text) -> std::string {
-    double value = 0.0;
-    const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error == std::errc() && stop == text.data() + text.size() && value >= least && value <= most) return {};
+    const auto value = whole_text_number(text);
+    if (value && *value >= least && *value <= most) return {};
     return "must be a number from " + std::to_string(least) + " to " + std::to_string(most) + ", not " + text;
+  };
+  return CLI::Validator(check, "");
+}
+
+inline CLI::Validator number_above_zero(int most) {
+  const auto check = [most](const std::string& text) -> std::string {
+    const auto value = whole_text_number(text);
+    if (value && *value > 0 && *value <= most) return {};
+    return "must be a number above 0, at most " + std::to_string(most) + ", not " + text;
   };
   return CLI::Validator(check, "");
 }

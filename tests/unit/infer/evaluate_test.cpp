@@ -3,7 +3,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "infer/sampling.h"
+#include "generated.h"
+#include "infer/generate.h"
 #include "infer_helpers.h"
 #include "nn/decode.h"
 #include "support/ranks/fenced_backend.h"
@@ -187,8 +188,8 @@ TEST_CASE("a model beyond the host's reach is evaluated, decodes and generates t
     const auto logits = decoder.append(model.tokenizer().encode(prompt));
     std::string text(logits.size_bytes(), '\0');
     std::memcpy(text.data(), logits.data(), logits.size_bytes());
-    generate_text(model, prompt, 30, {.temperature = 1.0, .seed = 3},
-                  [&text](const std::string& more) { text += more; });
+    const GenerationOptions options{.max_tokens = 30, .samples = 3, .sampling = {.temperature = 1.0, .seed = 3}};
+    for (const GeneratedSample& sample : generate_all(model, {prompt}, options, 2)) text += sample.text;
     DataConfig data;
     data.cache = (folder / "cache").string();
     ValidationConfig validation;

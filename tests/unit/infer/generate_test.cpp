@@ -1,4 +1,7 @@
-#include "infer/sampling.h"
+#include <set>
+
+#include "generated.h"
+#include "infer/stop_strings.h"
 #include "infer_helpers.h"
 
 using namespace scaletrain;
@@ -7,19 +10,25 @@ namespace {
 
 struct Generated {
   std::vector<std::string> pieces;
+  GeneratedSample sample;
   GenerationEnd end = GenerationEnd::length;
   std::string text() const {
     std::string all;
     for (const std::string& piece : pieces) all += piece;
+    CHECK(all == sample.text);
     return all;
   }
 };
 
 Generated generate(LoadedModel& model, const std::string& prompt, std::int64_t max_tokens,
-                   const SamplingOptions& options) {
+                   const SamplingOptions& sampling, const std::vector<std::string>& stop = {}) {
   Generated out;
-  out.end = generate_text(model, prompt, max_tokens, options,
-                          [&out](const std::string& piece) { out.pieces.push_back(piece); });
+  Generator generator(model, {.context = model.transformer().spec().context});
+  const std::vector<std::vector<std::int32_t>> prompts = {prompt_tokens(model, prompt, "--prompt")};
+  generator.run(prompts, {.max_tokens = max_tokens, .sampling = sampling, .stop = stop},
+                {.text = [&out](const GeneratedSample&, const std::string& piece) { out.pieces.push_back(piece); },
+                 .done = [&out](const GeneratedSample& sample) { out.sample = sample; }});
+  out.end = out.sample.end;
   return out;
 }
 
@@ -102,4 +111,116 @@ TEST_CASE("greedy text of the decoder is what the evaluation's logits say") {
     CHECK(next.pieces[0] == piece);
     prompt += piece;
   }
+}
+
+TEST_CASE("samples are the same whatever is computed beside them, on the reference and on the cpu backend") {
+  const std::vector<std::string> prompts = {"abc", "", "hello wor", "a", "eleven byte"};
+  for (const bool on_cpu : {false, true}) {
+    CAPTURE(on_cpu);
+    TempFolder folder;
+    TinyModel tiny(byte_config());
+    Device device(on_cpu ? make_cpu_backend({.threads = 2, .instruction_set = "auto"})
+                         : make_reference_backend(DType::f32));
+    LoadedModel model({ModelSource::checkpoint, tiny.save(folder / "checkpoints")}, *device.backend, *device.stream);
+    const GenerationOptions options{
+        .max_tokens = 7,
+        .samples = 6,
+        .sampling = {.repetition_penalty = 1.1, .temperature = 1.2, .top_k = 100, .seed = 9},
+        .wants_log_probabilities = true};
+    const std::vector<GeneratedSample> alone = generate_all(model, prompts, options, 1);
+    REQUIRE(alone.size() == 30);
+    std::set<std::string> texts;
+    for (const std::int64_t batch : {2, 5, 16, 64}) {
+      CAPTURE(batch);
+      const std::vector<GeneratedSample> together = generate_all(model, prompts, options, batch);
+      REQUIRE(together.size() == alone.size());
+      for (std::size_t i = 0; i < alone.size(); ++i) {
+        CHECK(together[i].prompt == static_cast<std::int64_t>(i) / 6);
+        CHECK(together[i].sample == static_cast<std::int64_t>(i) % 6);
+        CHECK(together[i].tokens == alone[i].tokens);
+        CHECK(together[i].text == alone[i].text);
+        CHECK(together[i].log_probabilities == alone[i].log_probabilities);  // to the bit
+        CHECK(together[i].end == alone[i].end);
+        texts.insert(together[i].text);
+      }
+    }
+    CHECK(texts.size() > 20);
+    // Fewer samples are the first of more.
+    GenerationOptions fewer = options;
+    fewer.samples = 2;
+    const std::vector<GeneratedSample> first = generate_all(model, prompts, fewer, 3);
+    for (std::size_t i = 0; i < first.size(); ++i) CHECK(first[i].tokens == alone[i / 2 * 6 + i % 2].tokens);
+  }
+}
+
+TEST_CASE("the tokens are the same with and without the cache") {
+  GenerateFixture fixture;
+  const GenerationOptions options{
+      .max_tokens = 9, .samples = 4, .sampling = {.temperature = 1.0, .seed = 2}, .wants_log_probabilities = true};
+  const std::vector<std::string> prompts = {"abc", "hello"};
+  const auto with = generate_all(fixture.model, prompts, options, 3);
+  const auto without = generate_all(fixture.model, prompts, options, 3, false);
+  REQUIRE(with.size() == 8);
+  REQUIRE(without.size() == 8);
+  for (std::size_t i = 0; i < with.size(); ++i) {
+    CHECK(with[i].tokens == without[i].tokens);
+    for (std::size_t t = 0; t < with[i].tokens.size(); ++t)
+      CHECK(with[i].log_probabilities[t] == doctest::Approx(without[i].log_probabilities[t]).epsilon(1e-4));
+  }
+}
+
+TEST_CASE("a text ends before its stop string, also where that spans tokens") {
+  GenerateFixture fixture;
+  fixture.favour_end(-10.0f);
+  const SamplingOptions sampling{.temperature = 1.0, .seed = 4};
+  const std::string whole = generate(fixture.model, "abc", 8, sampling).text();
+  REQUIRE(whole.size() == 8);
+  const Generated stopped = generate(fixture.model, "abc", 8, sampling, {"not there", whole.substr(3, 3)});
+  CHECK(stopped.text() == whole.substr(0, 3));
+  CHECK(stopped.end == GenerationEnd::stop);
+  CHECK(stopped.sample.stop == whole.substr(3, 3));
+  CHECK(stopped.sample.tokens.size() == 6);
+  // The beginning of a stop string that does not come is given out at the end.
+  const Generated begun = generate(fixture.model, "abc", 8, sampling, {whole.substr(6) + "more"});
+  CHECK(begun.text() == whole);
+  CHECK(begun.end == GenerationEnd::length);
+}
+
+TEST_CASE("stop strings are found however the text is cut, the first of several, and what may be one is held back") {
+  const std::string text = "one two aab three";
+  for (std::size_t size = 1; size <= text.size(); ++size) {
+    StopStrings stop({"three", "aab", "ab "});
+    std::string out;
+    for (std::size_t at = 0; at < text.size() && !stop.found(); at += size) {
+      out += stop.add(text.substr(at, size));
+      CHECK(text.starts_with(out));
+      CHECK(out.size() <= 8);
+    }
+    CHECK(out == "one two ");
+    CHECK(stop.found() == "aab");
+  }
+  StopStrings none;
+  CHECK(none.add("abc") == "abc");
+  StopStrings held({"abcd"});
+  CHECK(held.add("xabc") == "x");
+  CHECK(held.add("ab") == "abc");
+  CHECK(held.finish() == "ab");
+}
+
+TEST_CASE("a chat's prompt is read from where its last text ended") {
+  GenerateFixture fixture;
+  fixture.favour_end(-10.0f);
+  Generator generator(fixture.model, {.context = 12, .keeps_past = true});
+  const auto run = [&](const std::string& prompt) {
+    GeneratedSample last;
+    const std::vector<std::vector<std::int32_t>> prompts = {prompt_tokens(fixture.model, prompt, "--prompt")};
+    generator.run(prompts, {.max_tokens = 2, .sampling = {.temperature = 0.0}},
+                  {.text = {}, .done = [&last](const GeneratedSample& sample) { last = sample; }});
+    return last;
+  };
+  const GeneratedSample first = run("abc");
+  CHECK(generator.prompt_tokens_read() == 3);
+  const GeneratedSample second = run("abc" + first.text + "de");
+  CHECK(generator.prompt_tokens_read() == 3 + 3);  // the last token of the text was not read yet
+  CHECK(second.tokens == generate(fixture.model, "abc" + first.text + "de", 2, {.temperature = 0.0}).sample.tokens);
 }

@@ -121,3 +121,47 @@ TEST_CASE("what does not fit the context, is no token, or is nothing, is refused
   CHECK(decoder.length() == 0);
   CHECK_THROWS_AS(Decoder(model.model, *model.backend, *model.stream, model.store, spec.context + 1), BugError);
 }
+
+TEST_CASE("sequences of a batch have the logits that they have alone, whatever their lengths") {
+  for (ModelSpec spec : {tiny_gpt2(), tiny_llama()}) {
+    const std::int64_t context = 10;
+    spec.context = context;
+    TestModel model(spec, make_reference_backend(DType::f64));
+    model.randomise();
+    const std::vector<std::int64_t> lengths = {1, 4, 7, 2, 3, 5};
+    std::vector<std::vector<std::int32_t>> texts;
+    for (std::size_t i = 0; i < lengths.size(); ++i) {
+      std::vector<std::int32_t> text = some_tokens(context, spec.vocab);
+      std::rotate(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(i), text.end());
+      texts.push_back(text);
+    }
+    Decoder decoder(model.model, *model.backend, *model.stream, model.store, context, 6);
+    for (std::size_t i = 0; i < texts.size(); ++i)
+      check_logits(
+          decoder.append(static_cast<std::int64_t>(i), std::span(texts[i]).first(static_cast<std::size_t>(lengths[i]))),
+          full_logits(model, texts[i])[static_cast<std::size_t>(lengths[i]) - 1]);
+    // Not all in every step, nor in order.
+    for (const std::vector<std::int64_t>& taking_part :
+         std::vector<std::vector<std::int64_t>>{{0, 1, 2, 3, 4, 5}, {5, 0, 3}, {4}, {2, 3, 0, 1, 5}}) {
+      std::vector<Decoder::Step> steps;
+      for (const std::int64_t i : taking_part)
+        steps.push_back({i, texts[static_cast<std::size_t>(i)][static_cast<std::size_t>(decoder.length(i))]});
+      const std::span<const float> logits = decoder.step(steps);
+      const auto vocab = static_cast<std::size_t>(spec.vocab);
+      for (std::size_t row = 0; row < taking_part.size(); ++row) {
+        const auto i = static_cast<std::size_t>(taking_part[row]);
+        const auto last = static_cast<std::size_t>(decoder.length(taking_part[row])) - 1;
+        check_logits(logits.subspan(row * vocab, vocab), full_logits(model, texts[i])[last]);
+      }
+    }
+    // A copy goes on as what it was made of, from where it is cut.
+    decoder.copy_sequence(2, 4);
+    CHECK(decoder.length(4) == 9);
+    decoder.truncate(4, 5);
+    const Decoder::Step next{4, texts[2][5]};
+    check_logits(decoder.step(std::span(&next, 1)), full_logits(model, texts[2])[5]);
+    CHECK_THROWS_AS(decoder.truncate(4, 7), BugError);
+    const std::vector<Decoder::Step> twice = {{1, 0}, {1, 0}};
+    CHECK_THROWS_AS(decoder.step(twice), BugError);
+  }
+}

@@ -1,0 +1,130 @@
+// Many prompts and samples: generate as a program.
+#include <doctest/doctest.h>
+
+#include <sstream>
+
+#include "models.h"
+#include "process/tiny_run.h"
+#include "refusal.h"
+
+namespace scaletrain {
+namespace {
+
+Ended generate(std::vector<std::string> more) {
+  more.insert(more.begin(), {"generate", newest()});
+  return workspace().run(more);
+}
+
+std::vector<nlohmann::json> lines_of(const Ended& end) {
+  REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+  std::vector<nlohmann::json> lines;
+  std::istringstream text(end.output);
+  for (std::string line; std::getline(text, line);) lines.push_back(nlohmann::json::parse(line));
+  return lines;
+}
+
+// From a file as the shell's `<` gives it.
+Ended with_input(std::vector<std::string> arguments, const std::string& input) {
+  const std::string file = workspace().write("input.txt", input).string();
+  Launch launch = workspace().launch({"-c", "exec \"$@\" < " + file, "sh"});
+  std::vector<std::string> command = {launch.executable.string(), "generate", newest()};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  launch.executable = "/bin/sh";
+  launch.arguments.insert(launch.arguments.end(), command.begin(), command.end());
+  return run_program(launch);
+}
+
+TEST_CASE("samples_of_several_prompts_are_lines_of_json_the_same_whatever_the_batch") {
+  const std::string file =
+      workspace().write("prompts.jsonl", "{\"prompt\": \"the \"}\n\n{\"prompt\": \"a\", \"id\": 7}\n").string();
+  const std::vector<std::string> arguments = {"--prompt-file", file,      "--samples", "3",      "--max-tokens",
+                                              "9",             "--top-k", "20",        "--json", "--batch"};
+  const auto in_batches_of = [&](const std::string& batch) {
+    std::vector<std::string> all = arguments;
+    all.push_back(batch);
+    return generate(all);
+  };
+  const Ended one = in_batches_of("1");
+  const std::vector<nlohmann::json> lines = lines_of(one);
+  REQUIRE(lines.size() == 6);
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    CHECK(lines[i].at("prompt_index") == i / 3);
+    CHECK(lines[i].at("sample") == i % 3);
+    CHECK(lines[i].at("prompt") == (i < 3 ? "the " : "a"));
+    CHECK(lines[i].at("tokens").size() == 9);
+    CHECK(lines[i].at("end") == "length");
+    REQUIRE(lines[i].at("log_probabilities").size() == 9);
+    for (const nlohmann::json& log_probability : lines[i].at("log_probabilities")) CHECK(log_probability <= 0.0);
+  }
+  CHECK(in_batches_of("2").output == one.output);
+  CHECK(in_batches_of("64").output == one.output);
+  // A single text is the first sample of the first prompt.
+  const Ended single = generate({"--prompt", "the ", "--max-tokens", "9", "--top-k", "20"});
+  CHECK(single.output == "the " + lines[0].at("text").get<std::string>() + "\n");
+  CHECK(lines[0].at("text") != lines[1].at("text"));
+  // To people each sample says what it is of.
+  const Ended text = generate({"--prompt", "the ", "--max-tokens", "9", "--top-k", "20", "--samples", "2"});
+  CHECK(text.output == "== prompt 1, sample 1: length\nthe " + lines[0].at("text").get<std::string>() +
+                           "\n== prompt 1, sample 2: length\nthe " + lines[1].at("text").get<std::string>() + "\n");
+}
+
+TEST_CASE("prompts_come_from_standard_input_as_text_or_as_jsonl") {
+  const std::string expected = generate({"--prompt", "the end", "--max-tokens", "5"}).output;
+  CHECK(with_input({"--prompt", "-", "--max-tokens", "5"}, "the end").output == expected);
+  CHECK(with_input({"--prompt-file", "-", "--max-tokens", "5"}, "{\"prompt\": \"the end\"}\n").output == expected);
+  check_refused(with_input({"--prompt-file", "-"}, "{\"prompt\": \"the\"}\n{\"promt\": \"end\"}\n"), 3,
+                {"standard input:2: ", "prompt"});
+  check_refused(with_input({"--prompt-file", "-"}, "the end\n"), 3, {"standard input:1"});
+  check_refused(with_input({"--prompt-file", "-"}, "\n"), 3, {"standard input: no prompt"});
+  const Ended longer = with_input({"--prompt-file", "-"}, "{\"prompt\": \"the\"}\n{\"prompt\": \"" +
+                                                              std::string(32, 'a') + "\"}\n");
+  check_refused(longer, 2, {"standard input:2: prompt: 32 tokens leave no room"});
+  CHECK(longer.output.empty());
+  check_refused(generate({"--prompt-file", "no-such-file"}), 3, {"no-such-file"});
+  check_refused(generate({}), 2, {"--prompt TEXT or --prompt-file FILE"});
+  check_refused(generate({"--prompt", "a", "--prompt-file", "b"}), 2, {"--prompt-file"});
+}
+
+TEST_CASE("a_text_ends_before_a_stop_string_and_a_full_context_is_said_of_each_sample") {
+  const std::string whole = generate({"--prompt", "the ", "--max-tokens", "20"}).output;
+  const std::string stop = whole.substr(10, 2);
+  const Ended stopped = generate({"--prompt", "the ", "--max-tokens", "20", "--stop", "\x01\x02", "--stop", stop});
+  CHECK(stopped.output == whole.substr(0, whole.find(stop, 4)) + "\n");
+  const nlohmann::json line =
+      lines_of(generate({"--prompt", "the ", "--max-tokens", "20", "--stop", stop, "--json"})).at(0);
+  CHECK(line.at("end") == "stop");
+  CHECK(line.at("stop") == stop);
+  check_refused(generate({"--prompt", "a", "--stop", ""}), 2, {"--stop: must not be empty"});
+  // The context has 32 tokens.
+  for (const nlohmann::json& full : lines_of(generate(
+           {"--prompt", std::string(30, 'a'), "--max-tokens", "100", "--samples", "2", "--json"}))) {
+    CHECK(full.at("end") == "context_full");
+    CHECK(full.at("tokens").size() == 3);
+  }
+}
+
+TEST_CASE("greedy_texts_are_the_same_with_and_without_the_cache") {
+  const std::vector<std::string> greedy = {"--prompt", "the ", "--greedy", "--max-tokens", "28"};
+  std::vector<std::string> without = greedy;
+  without.emplace_back("--no-cache");
+  CHECK(generate(without).output == generate(greedy).output);
+}
+
+TEST_CASE("options_of_sampling_that_make_no_sense_are_refused") {
+  const auto refused = [](std::vector<std::string> more, const std::vector<std::string>& words) {
+    more.insert(more.begin(), {"--prompt", "a"});
+    check_refused(generate(more), 2, words);
+  };
+  refused({"--top-p", "1.1"}, {"--top-p: must be a number from 0 to 1"});
+  refused({"--min-p", "-1"}, {"--min-p: must be a number from 0 to 1"});
+  refused({"--top-k", "-1"}, {"--top-k: must be at least 0"});
+  refused({"--repetition-penalty", "0"}, {"--repetition-penalty: must be a number above 0"});
+  refused({"--samples", "0"}, {"--samples: must be at least 1"});
+  refused({"--batch", "0"}, {"--batch: must be at least 1"});
+  refused({"--greedy", "--top-k", "3"}, {"--greedy", "--top-k"});
+  refused({"--greedy", "--samples", "2"}, {"--samples: greedy samples of a prompt are all the same"});
+  refused({"--temperature", "0", "--samples", "2"}, {"--samples: greedy samples of a prompt are all the same"});
+}
+
+}  // namespace
+}  // namespace scaletrain
