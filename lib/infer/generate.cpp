@@ -55,8 +55,8 @@ Decoder make_decoder(LoadedModel& model, const Generator::Extent& extent) {
   try {
     return {model.transformer(), model.backend(), model.stream(), model.store(), extent.context, extent.batch};
   } catch (const std::bad_alloc&) {
-    const std::size_t bytes = Decoder::cache_bytes(model.transformer().spec(), model.backend().compute_type(),
-                                                   extent.context, extent.batch);
+    const std::size_t bytes =
+        Decoder::cache_bytes(model.transformer().spec(), model.backend().compute_type(), extent.context, extent.batch);
     throw UserError(fmt::format("the keys and values of {} of {} tokens need {} of memory, more than there is{}",
                                 counted(extent.batch, "sample"), extent.context, bytes_text(bytes),
                                 extent.batch > 1 ? "; compute fewer at once: --batch" : ""));
@@ -129,10 +129,8 @@ class Generator::Run {
       decoder_.truncate(slot, static_cast<std::int64_t>(tokens.size()));
     }
     held(slot) = tokens;
-    active_.push_back({.slot = slot,
-                       .sample = begun(prompt, sample),
-                       .stop = StopStrings(options_.stop),
-                       .past = tokens});
+    active_.push_back(
+        {.slot = slot, .sample = begun(prompt, sample), .stop = StopStrings(options_.stop), .past = tokens});
     if (!go_on(active_.back(), prompt_logits_)) active_.pop_back();
   }
 
@@ -162,8 +160,8 @@ class Generator::Run {
     for (std::size_t i = 0; i < active_.size(); ++i) {
       Active& active = active_[i];
       held(active.slot).push_back(active.past.back());
-      const bool goes_on = go_on(active, generator_.extent_.has_cache ? logits.subspan(i * vocab, vocab)
-                                                                      : logits_of_all(active));
+      const bool goes_on =
+          go_on(active, generator_.extent_.has_cache ? logits.subspan(i * vocab, vocab) : logits_of_all(active));
       if (goes_on) going.push_back(std::move(active));
     }
     active_ = std::move(going);
@@ -177,13 +175,11 @@ class Generator::Run {
   // Draws the next token; false once the sample has ended with it.
   bool go_on(Active& active, std::span<const float> logits) {
     GeneratedSample& sample = active.sample;
-    const TokenPlace place{.index = static_cast<std::int64_t>(sample.tokens.size()),
-                           .prompt = sample.prompt,
-                           .sample = sample.sample};
+    const TokenPlace place{
+        .index = static_cast<std::int64_t>(sample.tokens.size()), .prompt = sample.prompt, .sample = sample.sample};
     const std::int32_t token = sample_token(logits, classes_, options_.sampling, place, active.past);
     sample.tokens.push_back(token);
-    if (options_.wants_log_probabilities)
-      sample.log_probabilities.push_back(log_probability(logits, classes_, token));
+    if (options_.wants_log_probabilities) sample.log_probabilities.push_back(log_probability(logits, classes_, token));
     if (std::find(ends_.begin(), ends_.end(), token) != ends_.end())
       return finish(active, GenerationEnd::end_of_document);
     give_out(sample, active.stop.add(text_of(token)));
@@ -245,7 +241,10 @@ class Generator::Run {
 };
 
 Generator::Generator(LoadedModel& model, const Extent& extent)
-    : model_(model), extent_(extent), decoder_(make_decoder(model, extent)), slots_(static_cast<std::size_t>(extent.batch)) {}
+    : model_(model),
+      extent_(extent),
+      decoder_(make_decoder(model, extent)),
+      slots_(static_cast<std::size_t>(extent.batch)) {}
 
 void Generator::run(std::span<const std::vector<std::int32_t>> prompts, const GenerationOptions& options,
                     const GenerationEvents& events) {

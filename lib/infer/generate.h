@@ -22,8 +22,8 @@ struct GenerationOptions {
   std::int64_t max_tokens = 0;  // new ones, at most, of each sample
   std::int64_t samples = 1;     // of each prompt
   SamplingOptions sampling;
-  std::vector<std::string> stop{};            // texts end before the first of these; none of them empty
-  std::vector<std::int32_t> end_tokens{};     // that end a sample as the end-of-document token does
+  std::vector<std::string> stop{};         // texts end before the first of these; none of them empty
+  std::vector<std::int32_t> end_tokens{};  // that end a sample as the end-of-document token does
   bool wants_log_probabilities = false;
 };
 
@@ -31,7 +31,7 @@ struct GeneratedSample {
   std::int64_t prompt = 0, sample = 0;
   // prompt + text is the whole text: bytes, which may end within a character. A list of ids begins with a space.
   std::string text;
-  std::vector<std::int32_t> tokens;  // all that were drawn, with the one that ended it and those of a stop string
+  std::vector<std::int32_t> tokens;       // all that were drawn, with the one that ended it and those of a stop string
   std::vector<double> log_probabilities;  // of each token, by the model itself (sampling.h)
   GenerationEnd end = GenerationEnd::length;
   std::optional<std::string> stop;  // the string, where it ended so

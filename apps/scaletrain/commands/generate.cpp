@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "commands.h"
+#include "generate_choice.h"
 #include "generate_output.h"
 #include "generate_prompts.h"
 #include "infer/generate.h"
@@ -24,6 +25,7 @@ struct GenerateArguments {
   ModelArgument model;
   PromptArguments prompts;
   GenerationOptions options{.max_tokens = 200, .samples = 1, .sampling = {.temperature = 0.8}};
+  ChoiceArguments choice;
   bool greedy = false;
   std::int64_t batch = 8;
   bool no_cache = false;
@@ -33,7 +35,8 @@ struct GenerateArguments {
 void check_arguments(const GenerateArguments& arguments, const LoadedModel& model) {
   const GenerationOptions& options = arguments.options;
   if (options.samples > 1 && options.sampling.temperature == 0.0)
-    throw UserError("--samples: greedy samples of a prompt are all the same; give a --temperature above 0");
+    throw UserError((arguments.choice.best_of > 0 ? "--best-of" : "--samples") +
+                    std::string(": greedy samples of a prompt are all the same; give a --temperature above 0"));
   for (const std::string& stop : options.stop)
     if (stop.empty()) throw UserError("--stop: must not be empty: every text would stop before its first token");
   if (!options.stop.empty() && !model.tokenizer().reads_text())
@@ -59,7 +62,8 @@ ExitCode generate(GenerateArguments arguments) {
   OpenedModel model(arguments.model);
   GenerationOptions& options = arguments.options;
   if (arguments.greedy) options.sampling.temperature = 0.0;
-  options.wants_log_probabilities = arguments.json;
+  if (arguments.choice.best_of > 0) options.samples = arguments.choice.best_of;
+  options.wants_log_probabilities = arguments.json || arguments.choice.best_of > 0;
   check_arguments(arguments, model.loaded);
   const std::vector<Prompt> prompts = read_prompts(arguments.prompts, model.loaded);
   std::vector<std::vector<std::int32_t>> tokens;
@@ -71,7 +75,11 @@ ExitCode generate(GenerateArguments arguments) {
   };
   GenerationEvents events;
   std::optional<StreamedText> streamed;
-  if (arguments.json) {
+  std::optional<SampleChoice> choice;
+  if (arguments.choice.is_given()) {
+    choice.emplace(arguments.choice, prompts, options, arguments.json);
+    events.done = [&](const GeneratedSample& sample) { choice->add(sample); };
+  } else if (arguments.json) {
     events.done = [&](const GeneratedSample& sample) { write_json_sample(prompt_of(sample), sample); };
   } else if (prompts.size() == 1 && options.samples == 1) {
     streamed.emplace(prompts.front().text);
@@ -134,6 +142,7 @@ Command add_generate(CLI::App& app) {
                    "Of each prompt; sample k is the same whatever their number")
       ->transform(whole_number(1, 65536))
       ->capture_default_str();
+  arguments->choice.declare(*command);
   declare_sampling(*command, *arguments);
   command->add_option("--stop", arguments->options.stop, "End a text before this string (repeatable)")
       ->type_name("TEXT")

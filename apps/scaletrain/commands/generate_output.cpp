@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "commands.h"
@@ -41,7 +40,7 @@ void write_sample(const Prompt& prompt, const GeneratedSample& sample) {
   output.finish();
 }
 
-void write_json_sample(const Prompt& prompt, const GeneratedSample& sample) {
+void write_json_sample(const Prompt& prompt, const GeneratedSample& sample, const nlohmann::ordered_json& more) {
   nlohmann::ordered_json line;
   line["prompt_index"] = sample.prompt;
   line["sample"] = sample.sample;
@@ -52,6 +51,7 @@ void write_json_sample(const Prompt& prompt, const GeneratedSample& sample) {
   line["end"] = to_text(sample.end);
   line["stop"] = nullptr;
   if (sample.stop) line["stop"] = *sample.stop;
+  line.update(more);
   write_output(line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }
 

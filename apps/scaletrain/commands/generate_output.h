@@ -1,6 +1,7 @@
 // How generate writes what a model says.
 #pragma once
 
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "base/process/terminal_text.h"
@@ -41,7 +42,7 @@ class StreamedText {
 
 // "== prompt 2, sample 1: stop" and the text, prompt first, below it.
 void write_sample(const Prompt& prompt, const GeneratedSample& sample);
-// A line of JSON. What is no UTF-8 is U+FFFD in it.
-void write_json_sample(const Prompt& prompt, const GeneratedSample& sample);
+// A line of JSON, `more` at its end. What is no UTF-8 is U+FFFD in it.
+void write_json_sample(const Prompt& prompt, const GeneratedSample& sample, const nlohmann::ordered_json& more = {});
 
 }  // namespace scaletrain

@@ -37,7 +37,8 @@ std::vector<Prompt> prompts_of_lines(std::string_view text, const std::string& n
     if (!object.is_object()) throw InputError(where + ": must be a JSON object such as {\"prompt\": \"Once\"}");
     prompts.push_back({.text = json_string(object, "prompt", where), .where = where + ": prompt", .tokens = {}});
   }
-  if (prompts.empty()) throw InputError(name + ": no prompt; each line is a JSON object such as {\"prompt\": \"Once\"}");
+  if (prompts.empty())
+    throw InputError(name + ": no prompt; each line is a JSON object such as {\"prompt\": \"Once\"}");
   return prompts;
 }
 
@@ -51,9 +52,7 @@ void PromptArguments::declare(CLI::App& command) {
         has_prompt = true;
       },
       "Text to continue; -: all of standard input");
-  command
-      .add_option("--prompt-file", file,
-                  "JSONL: a line an object with `prompt`; -: standard input")
+  command.add_option("--prompt-file", file, "JSONL: a line an object with `prompt`; -: standard input")
       ->type_name("FILE")
       ->excludes(text);
 }
@@ -61,8 +60,9 @@ void PromptArguments::declare(CLI::App& command) {
 std::vector<Prompt> read_prompts(const PromptArguments& arguments, LoadedModel& model) {
   std::vector<Prompt> prompts;
   if (!arguments.file.empty()) {
-    prompts = arguments.file == standard_input ? prompts_of_lines(read_standard_input(), "standard input")
-                                               : prompts_of_lines(read_text_file(arguments.file, max_prompt_file_bytes), arguments.file);
+    prompts = arguments.file == standard_input
+                  ? prompts_of_lines(read_standard_input(), "standard input")
+                  : prompts_of_lines(read_text_file(arguments.file, max_prompt_file_bytes), arguments.file);
   } else if (arguments.has_prompt) {
     prompts.push_back({.text = arguments.prompt == standard_input ? read_standard_input() : arguments.prompt,
                        .where = "--prompt",

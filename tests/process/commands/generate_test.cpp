@@ -1,6 +1,7 @@
 // Many prompts and samples: generate as a program.
 #include <doctest/doctest.h>
 
+#include <map>
 #include <sstream>
 
 #include "models.h"
@@ -37,8 +38,8 @@ Ended with_input(std::vector<std::string> arguments, const std::string& input) {
 TEST_CASE("samples_of_several_prompts_are_lines_of_json_the_same_whatever_the_batch") {
   const std::string file =
       workspace().write("prompts.jsonl", "{\"prompt\": \"the \"}\n\n{\"prompt\": \"a\", \"id\": 7}\n").string();
-  const std::vector<std::string> arguments = {"--prompt-file", file,      "--samples", "3",      "--max-tokens",
-                                              "9",             "--top-k", "20",        "--json", "--batch"};
+  const std::vector<std::string> arguments = {"--prompt-file", file, "--samples", "3",      "--max-tokens", "9",
+                                              "--top-k",       "20", "--json",    "--batch"};
   const auto in_batches_of = [&](const std::string& batch) {
     std::vector<std::string> all = arguments;
     all.push_back(batch);
@@ -76,8 +77,8 @@ TEST_CASE("prompts_come_from_standard_input_as_text_or_as_jsonl") {
                 {"standard input:2: ", "prompt"});
   check_refused(with_input({"--prompt-file", "-"}, "the end\n"), 3, {"standard input:1"});
   check_refused(with_input({"--prompt-file", "-"}, "\n"), 3, {"standard input: no prompt"});
-  const Ended longer = with_input({"--prompt-file", "-"}, "{\"prompt\": \"the\"}\n{\"prompt\": \"" +
-                                                              std::string(32, 'a') + "\"}\n");
+  const Ended longer =
+      with_input({"--prompt-file", "-"}, "{\"prompt\": \"the\"}\n{\"prompt\": \"" + std::string(32, 'a') + "\"}\n");
   check_refused(longer, 2, {"standard input:2: prompt: 32 tokens leave no room"});
   CHECK(longer.output.empty());
   check_refused(generate({"--prompt-file", "no-such-file"}), 3, {"no-such-file"});
@@ -96,8 +97,8 @@ TEST_CASE("a_text_ends_before_a_stop_string_and_a_full_context_is_said_of_each_s
   CHECK(line.at("stop") == stop);
   check_refused(generate({"--prompt", "a", "--stop", ""}), 2, {"--stop: must not be empty"});
   // The context has 32 tokens.
-  for (const nlohmann::json& full : lines_of(generate(
-           {"--prompt", std::string(30, 'a'), "--max-tokens", "100", "--samples", "2", "--json"}))) {
+  for (const nlohmann::json& full :
+       lines_of(generate({"--prompt", std::string(30, 'a'), "--max-tokens", "100", "--samples", "2", "--json"}))) {
     CHECK(full.at("end") == "context_full");
     CHECK(full.at("tokens").size() == 3);
   }
@@ -108,6 +109,52 @@ TEST_CASE("greedy_texts_are_the_same_with_and_without_the_cache") {
   std::vector<std::string> without = greedy;
   without.emplace_back("--no-cache");
   CHECK(generate(without).output == generate(greedy).output);
+}
+
+TEST_CASE("the_likeliest_of_some_samples_and_the_answer_of_most_of_them_are_told_with_the_tokens_that_they_took") {
+  const std::vector<nlohmann::json> best =
+      lines_of(generate({"--prompt", "the ", "--max-tokens", "9", "--best-of", "6", "--json"}));
+  REQUIRE(best.size() == 6);
+  const nlohmann::json* chosen = nullptr;
+  double largest = -1e9;
+  for (const nlohmann::json& line : best) {
+    double sum = 0.0;
+    for (const nlohmann::json& value : line.at("log_probabilities")) sum += value.get<double>();
+    CHECK(line.at("mean_log_probability").get<double>() == doctest::Approx(sum / 9));
+    largest = std::max(largest, line.at("mean_log_probability").get<double>());
+    CHECK(line.at("tokens_spent") == 54);
+    CHECK(line.at("token_budget") == 54);
+    if (line.at("chosen")) {
+      CHECK(chosen == nullptr);
+      chosen = &line;
+    }
+  }
+  REQUIRE(chosen != nullptr);
+  CHECK(chosen->at("mean_log_probability") == largest);
+  const Ended text = generate({"--prompt", "the ", "--max-tokens", "9", "--best-of", "6"});
+  CHECK(text.output == "the " + chosen->at("text").get<std::string>() + "\n");
+  CHECK(text.says("54 new tokens spent, of at most 54 (6 samples)"));
+  // Of single letters the most frequent.
+  const std::vector<std::string> vote = {"--prompt",  "the ", "--max-tokens", "4",
+                                         "--samples", "9",    "--vote",       "([a-z])"};
+  std::vector<std::string> as_json = vote;
+  as_json.emplace_back("--json");
+  std::map<std::string, int> votes;
+  std::string answer;
+  for (const nlohmann::json& line : lines_of(generate(as_json))) {
+    if (line.at("answer").is_null()) continue;
+    ++votes[line.at("answer")];
+    if (line.at("chosen")) answer = line.at("answer");
+  }
+  REQUIRE_FALSE(answer.empty());
+  for (const auto& [other, count] : votes) CHECK(count <= votes[answer]);
+  const Ended voted = generate(vote);
+  CHECK(voted.output == answer + "\n");
+  CHECK(voted.says(std::to_string(votes[answer]) + " of 9 samples give this answer"));
+  check_refused(generate({"--prompt", "a", "--vote", "(a)"}), 2, {"--vote: one sample is no majority"});
+  check_refused(generate({"--prompt", "a", "--samples", "2", "--vote", "a"}), 2, {"--vote: \"a\" has no group"});
+  check_refused(generate({"--prompt", "a", "--best-of", "2", "--samples", "2"}), 2, {"--best-of", "--samples"});
+  check_refused(generate({"--prompt", "a", "--best-of", "2", "--greedy"}), 2, {"--best-of: greedy samples"});
 }
 
 TEST_CASE("options_of_sampling_that_make_no_sense_are_refused") {

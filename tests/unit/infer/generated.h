@@ -14,8 +14,7 @@ inline std::vector<GeneratedSample> generate_all(LoadedModel& model, const std::
                                                  bool has_cache = true) {
   std::vector<std::vector<std::int32_t>> tokens;
   for (const std::string& prompt : prompts) tokens.push_back(prompt_tokens(model, prompt, "--prompt"));
-  Generator generator(model,
-                      {.context = model.transformer().spec().context, .batch = batch, .has_cache = has_cache});
+  Generator generator(model, {.context = model.transformer().spec().context, .batch = batch, .has_cache = has_cache});
   std::vector<GeneratedSample> samples;
   generator.run(tokens, options,
                 {.text = {}, .done = [&samples](const GeneratedSample& sample) { samples.push_back(sample); }});
