@@ -47,8 +47,8 @@ AnswerPattern::AnswerPattern(const std::string& pattern) {
   try {
     // libstdc++'s matcher that goes through the text once with all states: the other one calls itself for every byte of
     // the text, and overflows the stack.
-    impl_ = std::make_unique<Impl>(
-        Impl{std::regex(pattern, std::regex::ECMAScript | std::regex_constants::__polynomial)});
+    impl_ =
+        std::make_unique<Impl>(Impl{std::regex(pattern, std::regex::ECMAScript | std::regex_constants::__polynomial)});
   } catch (const std::regex_error& error) {
     throw UserError(fmt::format("{} is no regular expression that is supported: {}", quoted(pattern), error.what()));
   }

@@ -16,7 +16,8 @@ namespace scaletrain {
 
 // The mean over its tokens; 0 for none.
 double mean_log_probability(const GeneratedSample& sample);
-// Best of n: the sample with the largest mean log-probability, the first of equals. At least one; with log-probabilities.
+// Best of n: the sample with the largest mean log-probability, the first of equals. At least one; with
+// log-probabilities.
 std::size_t likeliest_sample(std::span<const GeneratedSample> samples);
 
 // A regular expression (ECMAScript's, without references back) whose first group is the answer in a text.

@@ -77,7 +77,8 @@ class Generator::Run {
         options_(options),
         events_(events),
         classes_(std::min(model_.tokenizer().vocab_size(), model_.transformer().spec().vocab)),
-        ends_(options.end_tokens) {
+        ends_(options.end_tokens),
+        told_(options.first_prompt, 0) {
     if (const auto end = model_.tokenizer().end_of_document()) ends_.push_back(*end);
     for (std::int64_t slot = 0; slot < generator_.extent_.batch; ++slot) free_.push_back(slot);
   }
@@ -108,7 +109,7 @@ class Generator::Run {
   std::vector<std::int32_t>& held(std::int64_t slot) { return generator_.slots_[static_cast<std::size_t>(slot)]; }
 
   void start_next() {
-    const std::int64_t prompt = next_prompt_;
+    const std::int64_t prompt = options_.first_prompt + next_prompt_;
     const std::int64_t sample = next_sample_;
     if (++next_sample_ == options_.samples) {
       next_sample_ = 0;
@@ -120,7 +121,7 @@ class Generator::Run {
     }
     const std::int64_t slot = free_.front();
     free_.pop_front();
-    const std::vector<std::int32_t>& tokens = prompts_[static_cast<std::size_t>(prompt)];
+    const std::vector<std::int32_t>& tokens = prompts_[static_cast<std::size_t>(prompt - options_.first_prompt)];
     if (sample == 0) {
       read_prompt(slot, tokens);
     } else {
@@ -237,7 +238,7 @@ class Generator::Run {
   std::deque<std::int64_t> free_;
   std::vector<Active> active_;
   std::map<std::pair<std::int64_t, std::int64_t>, GeneratedSample> ended_;
-  std::pair<std::int64_t, std::int64_t> told_{0, 0};  // the next to be told
+  std::pair<std::int64_t, std::int64_t> told_;  // the next to be told
 };
 
 Generator::Generator(LoadedModel& model, const Extent& extent)

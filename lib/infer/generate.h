@@ -25,6 +25,7 @@ struct GenerationOptions {
   std::vector<std::string> stop{};         // texts end before the first of these; none of them empty
   std::vector<std::int32_t> end_tokens{};  // that end a sample as the end-of-document token does
   bool wants_log_probabilities = false;
+  std::int64_t first_prompt = 0;  // the index of the first of the run's prompts: of its random numbers, and as told
 };
 
 struct GeneratedSample {

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "commands.h"
 #include "generate_choice.h"
+#include "generate_conversation.h"
 #include "generate_output.h"
 #include "generate_prompts.h"
 #include "infer/generate.h"
@@ -43,6 +44,16 @@ void check_arguments(const GenerateArguments& arguments, const LoadedModel& mode
     throw UserError("--stop: the model writes token ids, not text; remove the option");
 }
 
+// A conversation has one answer to each turn, as text.
+void check_conversation(const GenerateArguments& arguments) {
+  const char* remedy = ": a conversation has one answer to each turn; give --prompt or --prompt-file";
+  if (arguments.choice.is_given())
+    throw UserError((arguments.choice.best_of > 0 ? "--best-of" : "--vote") + std::string(remedy));
+  if (arguments.options.samples > 1) throw UserError("--samples" + std::string(remedy));
+  if (arguments.json) throw UserError("--json" + std::string(remedy));
+  if (arguments.no_cache) throw UserError("--no-cache" + std::string(remedy));
+}
+
 Generator::Extent extent_of(const GenerateArguments& arguments, const LoadedModel& model,
                             const std::vector<Prompt>& prompts) {
   std::int64_t longest = 0;
@@ -59,13 +70,20 @@ Generator::Extent extent_of(const GenerateArguments& arguments, const LoadedMode
 }
 
 ExitCode generate(GenerateArguments arguments) {
+  if (arguments.prompts.is_conversation()) check_conversation(arguments);
   OpenedModel model(arguments.model);
   GenerationOptions& options = arguments.options;
   if (arguments.greedy) options.sampling.temperature = 0.0;
   if (arguments.choice.best_of > 0) options.samples = arguments.choice.best_of;
   options.wants_log_probabilities = arguments.json || arguments.choice.best_of > 0;
   check_arguments(arguments, model.loaded);
-  const std::vector<Prompt> prompts = read_prompts(arguments.prompts, model.loaded);
+  const std::optional<Chat> chat = open_chat(arguments.prompts, model.loaded);
+  if (arguments.prompts.is_conversation()) {
+    converse(model.loaded, *chat, arguments.prompts.system, options);
+    return ExitCode::finished;
+  }
+  const std::vector<Prompt> prompts = read_prompts(arguments.prompts, chat, model.loaded);
+  if (chat) options.end_tokens = chat->end_tokens;
   std::vector<std::vector<std::int32_t>> tokens;
   for (const Prompt& prompt : prompts) tokens.push_back(prompt.tokens);
   Generator generator(model.loaded, extent_of(arguments, model.loaded, prompts));
@@ -82,7 +100,7 @@ ExitCode generate(GenerateArguments arguments) {
   } else if (arguments.json) {
     events.done = [&](const GeneratedSample& sample) { write_json_sample(prompt_of(sample), sample); };
   } else if (prompts.size() == 1 && options.samples == 1) {
-    streamed.emplace(prompts.front().text);
+    streamed.emplace(prompts.front().shown);
     events.text = [&](const GeneratedSample&, const std::string& text) { streamed->add(text); };
     events.done = [&](const GeneratedSample& sample) {
       streamed->finish();

@@ -85,7 +85,7 @@ void SampleChoice::choose_best() {
     if (prompts_.size() > 1) {
       write_sample(prompt, gathered_[best]);
     } else {
-      StreamedText text(prompt.text);
+      StreamedText text(prompt.shown);
       text.add(gathered_[best].text);
       text.finish();
     }

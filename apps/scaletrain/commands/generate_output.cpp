@@ -36,7 +36,7 @@ void StreamedText::finish() {
 void write_sample(const Prompt& prompt, const GeneratedSample& sample) {
   ModelOutput output;
   output.write(fmt::format("== prompt {}, sample {}: {}\n", sample.prompt + 1, sample.sample + 1, to_text(sample.end)));
-  output.write(prompt.text + sample.text);
+  output.write(prompt.shown + sample.text);
   output.finish();
 }
 

@@ -43,6 +43,7 @@ class StreamedText {
 // "== prompt 2, sample 1: stop" and the text, prompt first, below it.
 void write_sample(const Prompt& prompt, const GeneratedSample& sample);
 // A line of JSON, `more` at its end. What is no UTF-8 is U+FFFD in it.
-void write_json_sample(const Prompt& prompt, const GeneratedSample& sample, const nlohmann::ordered_json& more = {});
+void write_json_sample(const Prompt& prompt, const GeneratedSample& sample,
+                       const nlohmann::ordered_json& more = nlohmann::ordered_json::object());
 
 }  // namespace scaletrain

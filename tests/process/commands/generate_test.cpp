@@ -7,6 +7,7 @@
 #include "models.h"
 #include "process/tiny_run.h"
 #include "refusal.h"
+#include "unit/data/shared_data.h"
 
 namespace scaletrain {
 namespace {
@@ -33,6 +34,23 @@ Ended with_input(std::vector<std::string> arguments, const std::string& input) {
   launch.executable = "/bin/sh";
   launch.arguments.insert(launch.arguments.end(), command.begin(), command.end());
   return run_program(launch);
+}
+
+// A small model with a shared tokenizer, as a Hugging Face folder.
+std::string chat_model() {
+  const std::filesystem::path tokenizer = shared_data("tokenizers/qwen3");
+  const Ended trained = workspace().run(workspace().training(
+      "chat",
+      {"train.steps=1", "train.lr_schedule.warmup=0", "data.tokenizer.type=bpe",
+       "data.tokenizer.path=" + tokenizer.string(), "model.context=64", "data.validation=[]", "evaluate.every=0"}));
+  REQUIRE_MESSAGE(trained.exit_code == 0, trained.errors);
+  std::string folder = (workspace() / "chat-model").string();
+  REQUIRE(workspace()
+              .run({"checkpoint", "export", (workspace() / "chat").string(), "--to", "huggingface", "--output", folder})
+              .exit_code == 0);
+  std::filesystem::copy_file(tokenizer / "tokenizer_config.json", folder + "/tokenizer_config.json",
+                             std::filesystem::copy_options::overwrite_existing);
+  return folder;
 }
 
 TEST_CASE("samples_of_several_prompts_are_lines_of_json_the_same_whatever_the_batch") {
@@ -155,6 +173,57 @@ TEST_CASE("the_likeliest_of_some_samples_and_the_answer_of_most_of_them_are_told
   check_refused(generate({"--prompt", "a", "--samples", "2", "--vote", "a"}), 2, {"--vote: \"a\" has no group"});
   check_refused(generate({"--prompt", "a", "--best-of", "2", "--samples", "2"}), 2, {"--best-of", "--samples"});
   check_refused(generate({"--prompt", "a", "--best-of", "2", "--greedy"}), 2, {"--best-of: greedy samples"});
+}
+
+// A checkpoint's tokenizer has no chat template, and a byte is no end of a turn.
+TEST_CASE("a_chat_without_a_template_or_a_token_that_ends_a_turn_is_refused") {
+  check_refused(generate({"--chat", "--prompt", "a"}), 2,
+                {"--chat: the model's tokenizer (bytes", "has no files, so no chat template"});
+  check_refused(generate({"--chat", "--chat-template", "vicuna", "--prompt", "a"}), 2,
+                {"--chat-template: \"vicuna\" is no chat template", "qwen3"});
+  check_refused(generate({"--chat", "--chat-template", "chatml", "--prompt", "a"}), 2, {"<|im_end|>", "is no token"});
+  check_refused(generate({"--system", "s", "--prompt", "a"}), 2, {"--system", "--chat"});
+  check_refused(with_input({"--prompt-file", "-"}, "{\"messages\": []}"), 3, {"standard input:1: messages", "--chat"});
+}
+
+// A model of the shared tokenizer's vocabulary, not trained.
+TEST_CASE("a_chat_puts_questions_as_the_template_says_and_keeps_what_was_said") {
+  if (!is_shared_data_present("tokenizers/qwen3")) return;
+  const std::string folder = chat_model();
+  const auto ask = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"generate", folder, "--chat"});
+    return workspace().run(more);
+  };
+  const Ended asked = ask({"--prompt", "Hello", "--system", "terse", "--max-tokens", "5", "--json"});
+  const nlohmann::json line = lines_of(asked).at(0);
+  CHECK(line.at("prompt") ==
+        "<|im_start|>system\nterse<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n");
+  // Of a chat the answer alone is shown.
+  CHECK(ask({"--prompt", "Hello", "--system", "terse", "--max-tokens", "5"}).output ==
+        line.at("text").get<std::string>() + "\n");
+  const std::string conversation =
+      "{\"messages\": [{\"role\": \"system\", \"content\": \"terse\"}, {\"role\": \"user\", \"content\": \"Hello\"}]}";
+  const std::string file = workspace().write("chats.jsonl", conversation + "\n").string();
+  CHECK(ask({"--prompt-file", file, "--max-tokens", "5", "--json"}).output == asked.output);
+  const std::string tools = R"({"messages": [{"role": "user", "content": "a", "tool_calls": []}]})";
+  const Ended refused = ask({"--prompt-file", workspace().write("tools.jsonl", tools).string()});
+  CHECK(refused.exit_code == 3);
+  CHECK(refused.says("tools.jsonl:1: messages.0: \"tool_calls\" is not supported"));
+  // Two turns of a conversation: the second goes on with what the first one came to.
+  Launch launch = workspace().launch({"-c", "printf 'Hello\\nAnd?\\n' | exec \"$@\"", "sh", SCALETRAIN_PROGRAM,
+                                      "generate", folder, "--chat", "--max-tokens", "5", "--greedy"});
+  launch.executable = "/bin/sh";
+  const Ended talk = run_program(launch);
+  REQUIRE_MESSAGE(talk.exit_code == 0, talk.errors);
+  const std::string first = ask({"--prompt", "Hello", "--max-tokens", "5", "--greedy"}).output;
+  CHECK(talk.output.starts_with(first));
+  const nlohmann::json turns = {{"messages",
+                                 {{{"role", "user"}, {"content", "Hello"}},
+                                  {{"role", "assistant"}, {"content", first.substr(0, first.size() - 1)}},
+                                  {{"role", "user"}, {"content", "And?"}}}}};
+  const std::string turns_file = workspace().write("turns.jsonl", turns.dump() + "\n").string();
+  CHECK(talk.output == first + ask({"--prompt-file", turns_file, "--max-tokens", "5", "--greedy"}).output);
+  check_refused(ask({"--json"}), 2, {"--json: a conversation has one answer"});
 }
 
 TEST_CASE("options_of_sampling_that_make_no_sense_are_refused") {

@@ -10,8 +10,8 @@ TEST_CASE("the best of some samples has the largest mean log-probability, whatev
     one.log_probabilities = std::move(log_probabilities);
     return one;
   };
-  const std::vector<GeneratedSample> samples = {sample({-1.0, -1.0}), sample({-0.5, -0.6, -0.7, -0.6}),
-                                                sample({-0.6}), sample({-0.1, -3.0})};
+  const std::vector<GeneratedSample> samples = {sample({-1.0, -1.0}), sample({-0.5, -0.6, -0.7, -0.6}), sample({-0.6}),
+                                                sample({-0.1, -3.0})};
   CHECK(mean_log_probability(samples[3]) == doctest::Approx(-1.55));
   CHECK(likeliest_sample(samples) == 1);  // its sum is the smallest but one; and it comes before its equal
   CHECK(likeliest_sample(std::span(samples).subspan(2)) == 0);
