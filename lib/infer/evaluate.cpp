@@ -1,7 +1,9 @@
 #include "infer/evaluate.h"
 
 #include <algorithm>
+#include <numbers>
 #include <numeric>
+#include <span>
 #include <vector>
 
 #include "backend/mirrored_buffer.h"
@@ -34,6 +36,36 @@ void forward_all(LoadedModel& model, const StageMemory& memory, const BatchConte
 
 }  // namespace
 
+std::optional<double> EvaluationResult::bits_per_byte() const {
+  if (!bytes || *bytes == 0) return std::nullopt;
+  return loss * static_cast<double>(tokens) / static_cast<double>(*bytes) / std::numbers::ln2;
+}
+
+std::optional<std::vector<std::int64_t>> bytes_of_tokens(const Tokenizer& tokenizer) {
+  if (!tokenizer.reads_text()) return std::nullopt;
+  std::vector<std::int64_t> bytes;
+  for (std::int32_t token = 0; token < tokenizer.vocab_size(); ++token)
+    bytes.push_back(static_cast<std::int64_t>(tokenizer.decode(std::span(&token, 1)).size()));
+  return bytes;
+}
+
+namespace {
+
+// Nothing once a target has no text that is known.
+void count_bytes(std::span<const std::int32_t> targets, const std::optional<std::vector<std::int64_t>>& bytes,
+                 std::optional<std::int64_t>& sum) {
+  for (const std::int32_t target : targets) {
+    if (target == kMaskedTarget || !sum) continue;
+    if (!bytes || target >= std::ssize(*bytes)) {
+      sum.reset();  // a token file may have ids that the tokenizer lacks
+    } else {
+      *sum += (*bytes)[static_cast<std::size_t>(target)];
+    }
+  }
+}
+
+}  // namespace
+
 EvaluationResult evaluate_model(LoadedModel& model, const ValidationSet& set, std::int64_t num_samples,
                                 std::int64_t micro_batch,
                                 const std::function<void(std::int64_t done, std::int64_t all)>& progress) {
@@ -52,11 +84,14 @@ EvaluationResult evaluate_model(LoadedModel& model, const ValidationSet& set, st
                                    std::vector<std::int32_t>& starts) {
     set.read_sample(index, inputs, targets, starts);
   };
+  const auto bytes = bytes_of_tokens(model.tokenizer());
+  result.bytes = 0;
   if (progress) progress(0, all);
   for (std::int64_t first = 0; first < all; first += shape.samples) {
     std::vector<std::int64_t> samples(static_cast<std::size_t>(std::min(shape.samples, all - first)));
     std::iota(samples.begin(), samples.end(), first);
     result.tokens += fill_batch(samples, shape.tokens, read, host.tensors());
+    count_bytes(host.tensors().targets, bytes, result.bytes);
     host.copy_to(model.backend(), model.stream(), buffer);
     const BatchContext batch{.shape = shape,
                              .mode = Mode::evaluate,

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
+#include <vector>
 
 #include "data/dataset.h"
 #include "infer/model.h"
@@ -12,7 +14,16 @@ namespace scaletrain {
 struct EvaluationResult {
   double loss = 0.0;        // nats per token
   std::int64_t tokens = 0;  // unmasked targets
+  // Of the text that these tokens stand for, special ones for nothing; nothing where tokens have no text.
+  std::optional<std::int64_t> bytes;
+
+  // The sum of the losses over the text's bytes, in bits: comparable between tokenizers.
+  std::optional<double> bits_per_byte() const;
 };
+
+// The length of each token's text; nothing where a tokenizer has none (ids). Byte-level BPE's tokens make any text up
+// of theirs; what a tokenizer changes before (NFC, U+FFFD in place of what is no UTF-8) counts as changed.
+std::optional<std::vector<std::int64_t>> bytes_of_tokens(const Tokenizer& tokenizer);
 
 // num_samples: the first so many of the set, at least one; the model's context is the set's. `progress` is called with
 // (done, all) before the first micro-batch and after each. micro_batch is clamped to the samples there are.

@@ -15,6 +15,7 @@
 #include "base/text.h"
 #include "commands.h"
 #include "data/dataset.h"
+#include "evaluate_report.h"
 #include "infer/evaluate.h"
 #include "model_argument.h"
 #include "option_checks.h"
@@ -26,7 +27,8 @@ namespace scaletrain {
 namespace {
 
 struct EvaluateArguments {
-  ModelArgument model;
+  std::vector<std::string> models;
+  ModelArgument model;  // of each, but for its path
   std::vector<std::string> data;
   std::int64_t batches = 0;
   std::int64_t micro_batch = 8;
@@ -92,36 +94,58 @@ std::string difference_from_run(const Config& config, std::int64_t samples, std:
                      share(in_run), config.evaluate.batches);
 }
 
-ExitCode evaluate(const EvaluateArguments& arguments) {
-  OpenedModel model(arguments.model);
-  nlohmann::json answer = nlohmann::json::array();
-  std::string text;
-  for (const NamedSet& named : open_sets(arguments, model.loaded)) {
-    const std::int64_t every = std::numeric_limits<std::int64_t>::max();
-    const std::int64_t all = named.set->num_samples();
-    const std::int64_t samples = std::min(
-        all, arguments.batches > 0 ? try_mul(arguments.batches, arguments.micro_batch).value_or(every) : every);
-    const EvaluationResult result = evaluate_set(model.loaded, named, samples, arguments.micro_batch);
-    if (!std::isfinite(result.loss))
-      throw InputError(
-          fmt::format("{}: the loss of {} is {}: its weights are damaged or its training diverged; take an "
-                      "older checkpoint",
-                      named.name, model.path.string(), std::isnan(result.loss) ? "not a number" : "infinite"));
-    answer.push_back({{"model", model.path.string()},
-                      {"step", nullptr},
-                      {"dataset", named.name},
-                      {"loss", result.loss},
-                      {"perplexity", std::exp(result.loss)},
-                      {"samples", samples},
-                      {"samples_in_run", nullptr},
-                      {"tokens", result.tokens}});
-    if (arguments.data.empty()) answer.back()["samples_in_run"] = samples_of_run(model.loaded.config(), all);
-    if (const auto step = model.loaded.step()) answer.back()["step"] = *step;
-    text += fmt::format("{}: loss {:.7g} (perplexity {:.4g}) over {} tokens\n", named.name, result.loss,
-                        std::exp(result.loss), grouped(result.tokens));
-    if (arguments.data.empty()) text += difference_from_run(model.loaded.config(), samples, all);
+SetReport report_on(const EvaluateArguments& arguments, OpenedModel& model, const NamedSet& named) {
+  const std::int64_t every = std::numeric_limits<std::int64_t>::max();
+  const std::int64_t all = named.set->num_samples();
+  const std::int64_t samples =
+      std::min(all, arguments.batches > 0 ? try_mul(arguments.batches, arguments.micro_batch).value_or(every) : every);
+  const EvaluationResult result = evaluate_set(model.loaded, named, samples, arguments.micro_batch);
+  if (!std::isfinite(result.loss))
+    throw InputError(
+        fmt::format("{}: the loss of {} is {}: its weights are damaged or its training diverged; take an "
+                    "older checkpoint",
+                    named.name, model.path.string(), std::isnan(result.loss) ? "not a number" : "infinite"));
+  SetReport report{.model = model.path.string(),
+                   .step = model.loaded.step(),
+                   .set = named.name,
+                   .result = result,
+                   .samples = samples,
+                   .samples_in_run = {},
+                   .difference = {}};
+  if (arguments.data.empty()) {
+    report.samples_in_run = samples_of_run(model.loaded.config(), all);
+    report.difference = difference_from_run(model.loaded.config(), samples, all);
   }
-  write_output(arguments.json ? answer.dump(2) + "\n" : text);
+  return report;
+}
+
+// --tokenizer is of the Hugging Face folders among several models; of checkpoints alone it is refused.
+ModelArgument argument_of(const EvaluateArguments& arguments, const std::string& path) {
+  const auto is_folder_of_others = [](const std::string& model) {
+    return locate_model(model).source == ModelSource::hugging_face;
+  };
+  ModelArgument argument = arguments.model;
+  argument.path = path;
+  if (!argument.tokenizer.empty() && !is_folder_of_others(path) &&
+      std::any_of(arguments.models.begin(), arguments.models.end(), is_folder_of_others))
+    argument.tokenizer.clear();
+  return argument;
+}
+
+ExitCode evaluate(const EvaluateArguments& arguments) {
+  std::vector<SetReport> reports;
+  for (const std::string& path : arguments.models) {
+    OpenedModel model(argument_of(arguments, path));
+    for (const NamedSet& named : open_sets(arguments, model.loaded))
+      reports.push_back(report_on(arguments, model, named));
+  }
+  if (!arguments.json) {
+    write_output(text_of(reports));
+    return ExitCode::finished;
+  }
+  nlohmann::json answer = nlohmann::json::array();
+  for (const SetReport& report : reports) answer.push_back(json_of(report));
+  write_output(answer.dump(2) + "\n");
   return ExitCode::finished;
 }
 
@@ -129,8 +153,8 @@ ExitCode evaluate(const EvaluateArguments& arguments) {
 
 Command add_evaluate(CLI::App& app) {
   auto arguments = std::make_shared<EvaluateArguments>();
-  CLI::App* command = app.add_subcommand("evaluate", "The loss of a checkpoint or Hugging Face model on data");
-  arguments->model.declare(*command);
+  CLI::App* command = app.add_subcommand("evaluate", "The loss of checkpoints and Hugging Face models on data");
+  arguments->model.declare(*command, &arguments->models);
   command
       ->add_option("--data", arguments->data,
                    "Text, JSONL or token files (repeatable); else the config's validation sets")

@@ -31,12 +31,15 @@ std::optional<TokenizerKind> chosen_tokenizer(const ModelArgument& argument) {
 
 }  // namespace
 
-void ModelArgument::declare(CLI::App& command) {
-  command
-      .add_option("model", path,
-                  "A checkpoint, a run folder (its newest checkpoint) or a Hugging Face folder; computed on processors "
-                  "in fp32, whatever it was trained on and in")
-      ->required();
+void ModelArgument::declare(CLI::App& command, std::vector<std::string>* several) {
+  const std::string what =
+      "A checkpoint, a run folder (its newest checkpoint) or a Hugging Face folder; computed on processors "
+      "in fp32, whatever it was trained on and in";
+  if (several == nullptr) {
+    command.add_option("model", path, what)->required();
+  } else {
+    command.add_option("model", *several, what + "; several are measured one after the other")->required();
+  }
   command
       .add_option("--tokenizer", tokenizer,
                   "How a Hugging Face model's text is read: bpe, by the folder's tokenizer.json or vocab.json and "

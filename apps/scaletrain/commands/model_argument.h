@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "backend/backend.h"
 #include "infer/model.h"
@@ -18,7 +19,8 @@ struct ModelArgument {
   std::string path;
   std::string tokenizer;  // empty: not given
   bool best = false;      // of a run folder its best checkpoint
-  void declare(CLI::App& command);
+  // several: where a command takes more than one model, their paths; `path` is then left empty.
+  void declare(CLI::App& command, std::vector<std::string>* several = nullptr);
 };
 
 // UserError if --tokenizer is given for a checkpoint: that brings its own. Which checkpoint of a run folder it is:

@@ -202,6 +202,37 @@ TEST_CASE("evaluate_says_where_its_loss_is_over_other_samples_than_those_of_the_
   CHECK(other.output.find("evaluate.batches") == std::string::npos);
 }
 
+TEST_CASE("evaluate_says_bits_per_byte_and_several_models_side_by_side") {
+  const std::string folder = (workspace() / "beside").string();
+  REQUIRE(workspace().run({"checkpoint", "export", newest(), "--to", "huggingface", "--output", folder}).exit_code ==
+          0);
+  const std::string older = checkpoint(undisturbed_run(), 20).string();
+  const Ended end =
+      workspace().run({"evaluate", older, newest(), folder, "--tokenizer", "bytes", "--data", held(), "--json"});
+  REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+  const nlohmann::json all = nlohmann::json::parse(end.output);
+  REQUIRE(all.size() == 3);
+  CHECK(all[0].at("loss") > all[1].at("loss"));
+  CHECK(all[1].at("loss") == all[2].at("loss"));
+  CHECK(all[0].at("model") == older);
+  CHECK(all[2].at("step").is_null());
+  // A byte a token, but for the ends of documents.
+  const double bytes = all[1].at("bytes");
+  const double tokens = all[1].at("tokens");
+  CHECK(bytes == tokens - 1);
+  CHECK(bytes == read_file(held()).size() - 1);  // the first one is not a target
+  CHECK(all[1].at("bits_per_byte").get<double>() ==
+        doctest::Approx(all[1].at("loss").get<double>() * tokens / bytes / std::log(2.0)).epsilon(1e-12));
+  const Ended table = workspace().run({"evaluate", older, newest(), "--data", held()});
+  CHECK_MESSAGE(table.output.starts_with(held() + "\nmodel "), table.output);
+  for (const char* words : {"nats/token", "perplexity/token", "bits/byte", "step-00000020", "step-00000200"})
+    CHECK(table.output.find(words) != std::string::npos);
+  const Ended one = workspace().run({"evaluate", newest(), "--data", held()});
+  for (const char* words : {"nats per token", "perplexity", "bits per byte"})
+    CHECK(one.output.find(words) != std::string::npos);
+  check_refused(workspace().run({"evaluate", older, newest(), "--tokenizer", "bytes"}), 2, {"--tokenizer", "its own"});
+}
+
 TEST_CASE("an_exported_model_has_the_same_loss_in_every_exact_type") {
   const double ours = loss_of(workspace().run({"evaluate", newest(), "--data", held(), "--json"}));
   const std::string folder = (workspace() / "exported").string();

@@ -173,6 +173,18 @@ TEST_CASE("a set whose every target is masked is named with its key, its path an
   CHECK(message.ends_with("give it longer documents"));
 }
 
+TEST_CASE("bytes are those of the text of what was measured, and unknown where a token has none") {
+  EvaluateFixture fixture(make_reference_backend(DType::f32), some_text(12 * 3 + 5));
+  const EvaluationResult all = fixture.evaluate(2);
+  CHECK(all.tokens == 41);  // the end of the document with them, the first byte not
+  CHECK(all.bytes == 40);
+  CHECK(all.bits_per_byte() == doctest::Approx(all.loss * 41.0 / 40.0 / std::log(2.0)).epsilon(1e-12));
+  CHECK(fixture.evaluate(2, 1).bytes == 12);
+  CHECK_FALSE(bytes_of_tokens(IdsTokenizer(10, std::nullopt)));
+  CHECK((*bytes_of_tokens(ByteTokenizer()))[256] == 0);
+  CHECK_FALSE(EvaluationResult{.loss = 1.0, .tokens = 3, .bytes = 0}.bits_per_byte());
+}
+
 // The prompt is longer than what goes through the model at once.
 TEST_CASE("a model beyond the host's reach is evaluated, decodes and generates to the same bits, late or at once") {
   Config config = byte_config();

@@ -1,5 +1,5 @@
-// A conversation as the text that a model was trained to read it in: the chat templates of some tokenizers, each written
-// out in C++ (chat_styles.cpp) and known by the content of the template (Jinja) that tokenizer_config.json or
+// A conversation as the text that a model was trained to read it in: the chat templates of some tokenizers, each
+// written out in C++ (chat_styles.cpp) and known by the content of the template (Jinja) that tokenizer_config.json or
 // chat_template.jinja holds. A template that is not known is refused: no Jinja is run here.
 //
 // The rendered text is that of Hugging Face's apply_chat_template, without tools. It has its special tokens in it, the
@@ -49,8 +49,8 @@ class ChatTemplate {
   // The text of the token that ends a turn.
   std::string_view end_of_turn() const;
 
-  // invites: an answer is to be written behind it (add_generation_prompt). UserError for a role that is none, and for no
-  // messages. A message's content is as the template writes it: some remove white space around it.
+  // invites: an answer is to be written behind it (add_generation_prompt). UserError for a role that is none, and for
+  // no messages. A message's content is as the template writes it: some remove white space around it.
   std::vector<ChatPiece> render(std::span<const ChatMessage> messages, bool invites) const;
 
  private:
