@@ -13,8 +13,6 @@
 
 namespace scaletrain {
 
-namespace {
-
 void forward_all(LoadedModel& model, const StageMemory& memory, const BatchContext& batch) {
   const ActivationPlan& plan = memory.plan();
   const std::vector<int>& units = plan.chunks[0];
@@ -33,8 +31,6 @@ void forward_all(LoadedModel& model, const StageMemory& memory, const BatchConte
     input = output;
   }
 }
-
-}  // namespace
 
 std::optional<double> EvaluationResult::bits_per_byte() const {
   if (!bytes || *bytes == 0) return std::nullopt;

@@ -8,6 +8,7 @@
 
 #include "data/dataset.h"
 #include "infer/model.h"
+#include "infer/stage_memory.h"
 
 namespace scaletrain {
 
@@ -30,5 +31,8 @@ std::optional<std::vector<std::int64_t>> bytes_of_tokens(const Tokenizer& tokeni
 EvaluationResult evaluate_model(LoadedModel& model, const ValidationSet& set, std::int64_t num_samples,
                                 std::int64_t micro_batch,
                                 const std::function<void(std::int64_t done, std::int64_t all)>& progress);
+
+// One micro-batch through all units; what it comes to is added where the batch says. memory: of make_forward_plan().
+void forward_all(LoadedModel& model, const StageMemory& memory, const BatchContext& batch);
 
 }  // namespace scaletrain

@@ -136,6 +136,23 @@ class Head : public Unit {
                               .num_classes = local_vocab_});
   }
 
+  // The losses of each sample's rows to a number of its own: chunks end where samples do.
+  void sum_samples(const UnitRun& run, const UnitOps& ops, const Scratch& scratch, const View& norm_rows) const {
+    const BatchContext& batch = run.batch;
+    SCALETRAIN_CHECK_EQ(batch.sample_losses.num_elements(), batch.shape.samples);
+    const std::int64_t tokens = batch.shape.tokens;
+    const std::int64_t chunk = scratch.logits.shape()[0];
+    for (std::int64_t first = 0; first < batch.shape.rows();) {
+      const std::int64_t count = std::min(chunk, tokens - first % tokens);
+      const View logits = scratch.logits.rows(0, count);
+      ops.run(LinearForward{
+          .weight = weight(run), .bias = {}, .input = norm_rows.rows(first, count), .addend = {}, .output = logits});
+      cross_entropy(ops, scratch, logits, batch.targets.rows(first, count), 0.0,
+                    batch.sample_losses.rows(first / tokens, 1));
+      first += count;
+    }
+  }
+
   // For each chunk of all rows of the norm's output: logits, the loss added to loss_sum and, with a scale, the logits'
   // gradient in place; then use(norm rows, logits, first row).
   template <class Use>
@@ -186,10 +203,14 @@ Saved Head::forward(const UnitRun& run, const Bundle& input, const Bundle& /*out
   const NormTensors& norm = memory.norm;
   if (run.batch.mode == Mode::evaluate || !recomputes_) ops.norm_forward("norm", input.hidden, norm);
   if (run.batch.mode == Mode::evaluate) {
-    SCALETRAIN_CHECK(static_cast<bool>(run.batch.loss_sum));
     const Scratch& scratch = memory.scratch;
-    for_each_chunk(run, ops, scratch, ops.sums().unsharded(norm.output, scratch.unsharded), 0.0, run.batch.loss_sum,
-                   [](const View&, const View&, std::int64_t) {});
+    const View rows = ops.sums().unsharded(norm.output, scratch.unsharded);
+    if (run.batch.sample_losses) {
+      sum_samples(run, ops, scratch, rows);
+    } else {
+      SCALETRAIN_CHECK(static_cast<bool>(run.batch.loss_sum));
+      for_each_chunk(run, ops, scratch, rows, 0.0, run.batch.loss_sum, [](const View&, const View&, std::int64_t) {});
+    }
   }
   return {this, saved, input};
 }

@@ -80,6 +80,9 @@ struct BatchContext {
   // The plan's constant: gradients are those of loss_gradient times the sum over unmasked tokens.
   double loss_gradient = 0.0;
   View loss_sum;  // [1] f64: the head adds the sum of the micro-batch's token losses
+  // [B] f64, of an evaluation that asks for them: the head adds the sum of each sample's token losses, in place of
+  // loss_sum. It asks the tensor group more often then, for no more at once, than Transformer::calls() says.
+  View sample_losses{};
 };
 
 // What crosses a unit or stage boundary: named tensors. One entry today.

@@ -15,8 +15,10 @@
 #include "base/text.h"
 #include "commands.h"
 #include "data/dataset.h"
+#include "data/tasks/choice_task.h"
 #include "evaluate_report.h"
 #include "infer/evaluate.h"
+#include "infer/measure_task.h"
 #include "model_argument.h"
 #include "option_checks.h"
 #include "telemetry/count_progress.h"
@@ -30,6 +32,7 @@ struct EvaluateArguments {
   std::vector<std::string> models;
   ModelArgument model;  // of each, but for its path
   std::vector<std::string> data;
+  std::vector<std::string> tasks;  // NAME=FILE
   std::int64_t batches = 0;
   std::int64_t micro_batch = 8;
   bool json = false;
@@ -119,6 +122,40 @@ SetReport report_on(const EvaluateArguments& arguments, OpenedModel& model, cons
   return report;
 }
 
+// What --task names.
+struct NamedTask {
+  std::string name, file;
+};
+std::vector<NamedTask> named_tasks(const EvaluateArguments& arguments) {
+  std::vector<NamedTask> tasks;
+  for (const std::string& text : arguments.tasks) {
+    const std::size_t at = text.find('=');
+    if (at == 0 || at == std::string::npos || at + 1 == text.size())
+      throw UserError(fmt::format("--task: {} is not NAME=FILE", quoted(text)));
+    tasks.push_back({text.substr(0, at), text.substr(at + 1)});
+  }
+  return tasks;
+}
+
+TaskReport report_on(const EvaluateArguments& arguments, OpenedModel& model, const NamedTask& named) {
+  const ChoiceTask task(named.name, named.file, model.loaded.tokenizer(), model.loaded.transformer().spec().context,
+                        "--task " + named.name);
+  const bool live = progress_options_for(stderr, 0, 1).live;
+  CountProgress progress(stderr, {.what = named.name, .unit = "choices", .live = live});
+  const std::vector<double> log_likelihoods =
+      measure_rows(model.loaded, task, arguments.micro_batch,
+                   [&progress](std::int64_t done, std::int64_t all) { progress.update(done, all); });
+  for (const double value : log_likelihoods)
+    if (!std::isfinite(value))
+      throw InputError(fmt::format("{}: a log-likelihood of {} is {}: its weights are damaged or its training diverged",
+                                   named.name, model.path.string(), value));
+  return {.model = model.path.string(),
+          .step = model.loaded.step(),
+          .task = named.name,
+          .score = task.score(log_likelihoods),
+          .num_cut = task.num_cut()};
+}
+
 // --tokenizer is of the Hugging Face folders among several models; of checkpoints alone it is refused.
 ModelArgument argument_of(const EvaluateArguments& arguments, const std::string& path) {
   const auto is_folder_of_others = [](const std::string& model) {
@@ -133,18 +170,27 @@ ModelArgument argument_of(const EvaluateArguments& arguments, const std::string&
 }
 
 ExitCode evaluate(const EvaluateArguments& arguments) {
+  const std::vector<NamedTask> tasks = named_tasks(arguments);
+  // Tasks alone, where no data is asked for.
+  const bool measures_sets = tasks.empty() || !arguments.data.empty();
   std::vector<SetReport> reports;
+  std::vector<TaskReport> task_reports;
   for (const std::string& path : arguments.models) {
     OpenedModel model(argument_of(arguments, path));
+    for (const NamedTask& task : tasks) task_reports.push_back(report_on(arguments, model, task));
+    if (!measures_sets) continue;
     for (const NamedSet& named : open_sets(arguments, model.loaded))
       reports.push_back(report_on(arguments, model, named));
   }
   if (!arguments.json) {
-    write_output(text_of(reports));
+    const std::string sets = text_of(reports);
+    const bool are_apart = !sets.empty() && !task_reports.empty() && arguments.models.size() > 1;
+    write_output(sets + (are_apart ? "\n" : "") + text_of(task_reports));
     return ExitCode::finished;
   }
   nlohmann::json answer = nlohmann::json::array();
   for (const SetReport& report : reports) answer.push_back(json_of(report));
+  for (const TaskReport& report : task_reports) answer.push_back(json_of(report));
   write_output(answer.dump(2) + "\n");
   return ExitCode::finished;
 }
@@ -159,6 +205,11 @@ Command add_evaluate(CLI::App& app) {
       ->add_option("--data", arguments->data,
                    "Text, JSONL or token files (repeatable); else the config's validation sets")
       ->type_name("PATH")
+      ->allow_extra_args(false);
+  command
+      ->add_option("--task", arguments->tasks,
+                   "Multiple choice by log-likelihood: a JSONL file of `question`, `choices`, `answer` (repeatable)")
+      ->type_name("NAME=FILE")
       ->allow_extra_args(false);
   command->add_option("--batches", arguments->batches, "At most so many micro-batches per set; 0: all")
       ->transform(whole_number(0))

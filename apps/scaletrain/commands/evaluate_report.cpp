@@ -61,7 +61,71 @@ std::string table_of_set(const std::string& set, const std::vector<SetReport>& r
   return set + "\n" + table_of(rows) + notice + differences;
 }
 
+// "0.4321 ± 0.012", of one standard error.
+std::string share_text(double share, const std::optional<double>& error) {
+  return error ? fmt::format("{:.4f} ± {:.4f}", share, *error) : fmt::format("{:.4f}", share);
+}
+
+std::string line_of(const TaskReport& report) {
+  const TaskScore& score = report.score;
+  return fmt::format("{}: accuracy {}, by length in bytes {}, of {} questions\n", report.task,
+                     share_text(score.accuracy, score.accuracy_error),
+                     share_text(score.normalized_accuracy, score.normalized_accuracy_error),
+                     count_text(score.questions)) +
+         (report.num_cut > 0 ? fmt::format("    {} longer than the context: of these the end was read\n",
+                                           counted(report.num_cut, "text"))
+                             : "");
+}
+
+std::string table_of_task(const std::string& task, const std::vector<TaskReport>& reports) {
+  std::vector<std::vector<std::string>> rows = {{"model", "accuracy", "error", "by length", "error", "questions"}};
+  const auto error_text = [](const std::optional<double>& error) {
+    return error ? fmt::format("{:.4f}", *error) : std::string("unknown");
+  };
+  for (const TaskReport& report : reports) {
+    if (report.task != task) continue;
+    const TaskScore& score = report.score;
+    rows.push_back({report.model, fmt::format("{:.4f}", score.accuracy), error_text(score.accuracy_error),
+                    fmt::format("{:.4f}", score.normalized_accuracy), error_text(score.normalized_accuracy_error),
+                    count_text(score.questions)});
+  }
+  return task + "\n" + table_of(rows);
+}
+
 }  // namespace
+
+std::string text_of(const std::vector<TaskReport>& reports) {
+  std::vector<std::string> tasks;
+  std::set<std::string> models;
+  for (const TaskReport& report : reports) {
+    models.insert(report.model);
+    if (std::find(tasks.begin(), tasks.end(), report.task) == tasks.end()) tasks.push_back(report.task);
+  }
+  std::string text;
+  if (models.size() <= 1) {
+    for (const TaskReport& report : reports) text += line_of(report);
+    return text;
+  }
+  for (const std::string& task : tasks) text += (text.empty() ? "" : "\n") + table_of_task(task, reports);
+  return text;
+}
+
+nlohmann::json json_of(const TaskReport& report) {
+  const TaskScore& score = report.score;
+  nlohmann::json json = {{"model", report.model},
+                         {"step", nullptr},
+                         {"task", report.task},
+                         {"questions", score.questions},
+                         {"accuracy", score.accuracy},
+                         {"accuracy_error", nullptr},
+                         {"normalized_accuracy", score.normalized_accuracy},
+                         {"normalized_accuracy_error", nullptr},
+                         {"cut_texts", report.num_cut}};
+  if (report.step) json["step"] = *report.step;
+  if (score.accuracy_error) json["accuracy_error"] = *score.accuracy_error;
+  if (score.normalized_accuracy_error) json["normalized_accuracy_error"] = *score.normalized_accuracy_error;
+  return json;
+}
 
 std::string text_of(const std::vector<SetReport>& reports) {
   std::vector<std::string> sets;

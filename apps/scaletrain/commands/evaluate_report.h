@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "data/tasks/choice_task.h"
 #include "infer/evaluate.h"
 
 namespace scaletrain {
@@ -22,7 +23,18 @@ struct SetReport {
   std::string difference;                      // from the run's own evaluations, for people; may be empty
 };
 
+// A model's accuracy on a multiple-choice task.
+struct TaskReport {
+  std::string model;
+  std::optional<std::int64_t> step;
+  std::string task;
+  TaskScore score;
+  std::int64_t num_cut = 0;  // texts of which the beginning was not read
+};
+
 std::string text_of(const std::vector<SetReport>& reports);
+std::string text_of(const std::vector<TaskReport>& reports);
+nlohmann::json json_of(const TaskReport& report);
 nlohmann::json json_of(const SetReport& report);
 
 }  // namespace scaletrain

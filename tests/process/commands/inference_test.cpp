@@ -233,6 +233,37 @@ TEST_CASE("evaluate_says_bits_per_byte_and_several_models_side_by_side") {
   check_refused(workspace().run({"evaluate", older, newest(), "--tokenizer", "bytes"}), 2, {"--tokenizer", "its own"});
 }
 
+TEST_CASE("evaluate_measures_multiple_choice_tasks_with_their_standard_errors") {
+  const std::string golden = SCALETRAIN_SOURCE_FOLDER "/tests/golden/choices";
+  const nlohmann::json expected = nlohmann::json::parse(read_file(golden + "/expected.json"));
+  const std::vector<std::string> command = {"evaluate", golden,   "--tokenizer",
+                                            "bytes",    "--task", "easy=" + golden + "/questions.jsonl"};
+  std::vector<std::string> as_json = command;
+  as_json.emplace_back("--json");
+  const Ended json = workspace().run(as_json);
+  REQUIRE_MESSAGE(json.exit_code == 0, json.errors);
+  const nlohmann::json found = nlohmann::json::parse(json.output);
+  REQUIRE(found.size() == 1);
+  CHECK(found[0].at("task") == "easy");
+  CHECK(found[0].at("questions") == 8);
+  CHECK(found[0].at("cut_texts") == 2);
+  for (const char* key : {"accuracy", "accuracy_error", "normalized_accuracy", "normalized_accuracy_error"})
+    CHECK(found[0].at(key).get<double>() == doctest::Approx(expected.at(key).get<double>()).epsilon(1e-12));
+  CHECK(workspace().run(command).output ==
+        "easy: accuracy 0.5000 ± 0.1890, by length in bytes 0.1250 ± 0.1250, of 8 questions\n"
+        "    2 texts longer than the context: of these the end was read\n");
+  // Beside data, and of several models.
+  const Ended both = workspace().run(
+      {"evaluate", golden, newest(), "--tokenizer", "bytes", "--task", command.back(), "--data", held()});
+  REQUIRE_MESSAGE(both.exit_code == 0, both.errors);
+  CHECK(both.output.find("\n\neasy\nmodel ") != std::string::npos);
+  check_refused(workspace().run({"evaluate", newest(), "--task", "questions.jsonl"}), 2,
+                {"--task: ", "is not NAME=FILE"});
+  check_refused(workspace().run({"evaluate", newest(), "--task", "a=no-such.jsonl"}), 3, {"no-such.jsonl"});
+  check_refused(workspace().run({"evaluate", golden, "--tokenizer", "ids", "--task", command.back()}), 2,
+                {"--task easy: questions are text"});
+}
+
 TEST_CASE("an_exported_model_has_the_same_loss_in_every_exact_type") {
   const double ours = loss_of(workspace().run({"evaluate", newest(), "--data", held(), "--json"}));
   const std::string folder = (workspace() / "exported").string();

@@ -5,36 +5,13 @@
 #include <string>
 #include <utility>
 
-#include "data/tokens/bpe/unicode.h"
+#include "data/tokens/python_space.h"
 
 namespace scaletrain {
 
 namespace {
 
 using Kind = ChatPiece::Kind;
-
-// What Python's str.strip() removes, which is what Jinja's `trim` does.
-bool is_python_space(char32_t c) {
-  return (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
-}
-
-std::string_view stripped(std::string_view text) {
-  const std::string terminated(text);
-  std::size_t first = std::string::npos;
-  std::size_t end = 0;
-  for (std::size_t at = 0; at < text.size();) {
-    int malformed = 0;
-    const int length = utf8_length_at(text, at, malformed);
-    const std::size_t next = at + static_cast<std::size_t>(length > 0 ? length : malformed);
-    if (length == 0 || !is_python_space(decode_utf8(terminated.c_str() + at).code_point)) {
-      first = std::min(first, at);
-      end = next;
-    }
-    at = next;
-  }
-  return first == std::string::npos ? std::string_view() : text.substr(first, end - first);
-}
 
 std::string_view without_first_newlines(std::string_view text) {
   return text.substr(std::min(text.find_first_not_of('\n'), text.size()));
@@ -68,7 +45,7 @@ std::vector<ChatPiece> render_llama3(const ChatRequest& request) {
     const bool is_answer = message.role == "assistant";
     if (i == 0) pieces.add_markup(request.bos);
     pieces.add("<|start_header_id|>" + message.role + "<|end_header_id|>\n\n", Kind::markup, i);
-    pieces.add(stripped(message.content), is_answer ? Kind::answer : Kind::content, i);
+    pieces.add(python_strip(message.content), is_answer ? Kind::answer : Kind::content, i);
     pieces.add("<|eot_id|>", is_answer ? Kind::answer : Kind::markup, i);
   }
   if (request.invites) pieces.invite("<|start_header_id|>assistant<|end_header_id|>\n\n");
