@@ -215,16 +215,23 @@ struct PrecisionConfig {
 // others, bf16 on GPUs.
 Precision default_precision(DeviceKind device);
 
+// Multiple choice by log-likelihood (data/tasks/choice_task.h).
+struct TaskConfig {
+  std::string name;
+  std::string path;
+};
+
 struct EvaluateConfig {
   std::int64_t every = 100;   // steps; 0: only at the end
   std::int64_t batches = 20;  // global batches per validation set; 0: all of it
+  std::vector<TaskConfig> tasks;
 };
 
 struct EarlyStopConfig {
-  std::string metric;         // validation/NAME/loss
+  std::string metric;         // validation/NAME/loss, or task/NAME/accuracy, of which more is better
   std::int64_t patience = 5;  // evaluations without improvement
   double min_delta = 0.0;
-  std::optional<double> target;  // stop as soon as the metric is at or below it
+  std::optional<double> target;  // stop as soon as the metric is there or better
 };
 
 struct CheckpointConfig {

@@ -56,6 +56,7 @@ void resolve_paths(Config& config, const fs::path& folder) {
   make_absolute(config.data.cache, folder);
   for (SourceConfig& source : config.data.train) make_absolute(source.path, folder);
   for (ValidationConfig& source : config.data.validation) make_absolute(source.path, folder);
+  for (TaskConfig& task : config.evaluate.tasks) make_absolute(task.path, folder);
 }
 
 std::vector<InputProblem> missing_paths(const Config& config, const fs::path& folder, const ReadContext& context) {
@@ -77,6 +78,8 @@ std::vector<InputProblem> missing_paths(const Config& config, const fs::path& fo
     look(fmt::format("data.train.{}.path", i), config.data.train[i].path);
   for (std::size_t i = 0; i < config.data.validation.size(); ++i)
     look(fmt::format("data.validation.{}.path", i), config.data.validation[i].path);
+  for (std::size_t i = 0; i < config.evaluate.tasks.size(); ++i)
+    look(fmt::format("evaluate.tasks.{}.path", i), config.evaluate.tasks[i].path);
   const TokenizerConfig& tokenizer = config.data.tokenizer;
   const bool has_files = tokenizer.type == TokenizerKind::bpe || tokenizer.type == TokenizerKind::sentencepiece;
   if (tokenizer.path && has_files) look("data.tokenizer.path", *tokenizer.path);

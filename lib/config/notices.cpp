@@ -123,7 +123,7 @@ class Notices {
     const EvaluateConfig fallback;
     if (!config_.data.validation.empty()) return;
     const std::string reason = "has no effect, because data.validation names no set";
-    if (config_.evaluate.every != fallback.every && config_.evaluate.every != 0)
+    if (config_.evaluate.tasks.empty() && config_.evaluate.every != fallback.every && config_.evaluate.every != 0)
       notices_.push_back(fmt::format("evaluate.every: {} {}", config_.evaluate.every, reason));
     if (config_.evaluate.batches != fallback.batches)
       notices_.push_back(fmt::format("evaluate.batches: {} {}", config_.evaluate.batches, reason));

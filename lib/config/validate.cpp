@@ -59,6 +59,7 @@ class Rules {
     check_tokenizer();
     check_sources();
     check_validation_names();
+    check_tasks();
     check_early_stop();
   }
 
@@ -369,22 +370,48 @@ class Rules {
     }
   }
 
+  void check_tasks() {
+    if (!config_.evaluate.tasks.empty() && config_.data.tokenizer.type == TokenizerKind::ids &&
+        are_fine({"evaluate.tasks", "data.tokenizer.type"}))
+      refuse({"evaluate.tasks", "data.tokenizer.type"},
+             "questions are text and need a tokenizer that reads it, which ids is not; remove the tasks, or name the "
+             "tokenizer that made the ids");
+    std::set<std::string> seen;
+    for (std::size_t i = 0; i < config_.evaluate.tasks.size(); ++i) {
+      const std::string path = fmt::format("evaluate.tasks.{}.name", i);
+      const std::string& name = config_.evaluate.tasks[i].name;
+      if (are_fine({path}) && !seen.insert(name).second)
+        refuse({path}, fmt::format("{} names two tasks; give each a name of its own", quoted(name)));
+    }
+  }
+
+  // What a run measures that early stopping may watch; nothing where a name is wrong.
+  std::optional<std::vector<std::string>> watchable_metrics() const {
+    std::vector<std::string> metrics;
+    for (std::size_t i = 0; i < config_.data.validation.size(); ++i) {
+      if (!are_fine({fmt::format("data.validation.{}.name", i)})) return std::nullopt;
+      metrics.push_back("validation/" + config_.data.validation[i].name + "/loss");
+    }
+    for (std::size_t i = 0; i < config_.evaluate.tasks.size(); ++i) {
+      if (!are_fine({fmt::format("evaluate.tasks.{}.name", i)})) return std::nullopt;
+      metrics.push_back("task/" + config_.evaluate.tasks[i].name + "/accuracy");
+    }
+    return metrics;
+  }
+
   void check_early_stop() {
-    if (!config_.early_stop || !are_fine({"early_stop.metric", "data.validation"})) return;
+    if (!config_.early_stop || !are_fine({"early_stop.metric", "data.validation", "evaluate.tasks"})) return;
     const std::string& metric = config_.early_stop->metric;
-    if (config_.data.validation.empty()) {
+    if (config_.data.validation.empty() && config_.evaluate.tasks.empty()) {
       refuse({"early_stop.metric", "early_stop", "data.validation"},
              "there is no validation set to watch; add one to data.validation");
       return;
     }
-    std::vector<std::string> metrics;
-    for (std::size_t i = 0; i < config_.data.validation.size(); ++i) {
-      if (!are_fine({fmt::format("data.validation.{}.name", i)})) return;
-      metrics.push_back("validation/" + config_.data.validation[i].name + "/loss");
-    }
-    if (std::find(metrics.begin(), metrics.end(), metric) == metrics.end()) {
+    const std::optional<std::vector<std::string>> metrics = watchable_metrics();
+    if (!metrics) return;
+    if (std::find(metrics->begin(), metrics->end(), metric) == metrics->end()) {
       std::string all;
-      for (const std::string& known : metrics) all += (all.empty() ? "" : ", ") + known;
+      for (const std::string& known : *metrics) all += (all.empty() ? "" : ", ") + known;
       refuse({"early_stop.metric", "data.validation"},
              fmt::format("{} is no metric of this run; there is {}", quoted(metric), all));
     }

@@ -40,6 +40,7 @@ std::optional<double> EvaluationResult::bits_per_byte() const {
 std::optional<std::vector<std::int64_t>> bytes_of_tokens(const Tokenizer& tokenizer) {
   if (!tokenizer.reads_text()) return std::nullopt;
   std::vector<std::int64_t> bytes;
+  bytes.reserve(static_cast<std::size_t>(tokenizer.vocab_size()));
   for (std::int32_t token = 0; token < tokenizer.vocab_size(); ++token)
     bytes.push_back(static_cast<std::int64_t>(tokenizer.decode(std::span(&token, 1)).size()));
   return bytes;

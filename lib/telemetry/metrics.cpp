@@ -185,6 +185,15 @@ void MetricsWriter::write(const EvaluationRecord& record) {
              .finish());
 }
 
+void MetricsWriter::write(const TaskRecord& record) {
+  Line line("task");
+  line.add("step", record.step).add("task", record.task).add("accuracy", record.accuracy);
+  if (record.accuracy_error) line.add("accuracy_error", *record.accuracy_error);
+  line.add("normalized_accuracy", record.normalized_accuracy);
+  if (record.normalized_accuracy_error) line.add("normalized_accuracy_error", *record.normalized_accuracy_error);
+  append(line.add("questions", record.questions).finish());
+}
+
 void MetricsWriter::write(const CheckpointRecord& record) {
   Line line("checkpoint");
   line.add("step", record.step).add("path", record.path).add("seconds", record.seconds).add("bytes", record.bytes);

@@ -106,6 +106,17 @@ struct EvaluationRecord {
   std::int64_t tokens = 0;  // that the loss is the mean of
 };
 
+// The accuracy on a multiple-choice task: the metrics task/NAME/accuracy and task/NAME/normalized_accuracy.
+struct TaskRecord {
+  std::int64_t step = 0;
+  std::string task{};
+  double accuracy = 0;
+  std::optional<double> accuracy_error{};  // standard error; nothing for one question
+  double normalized_accuracy = 0;
+  std::optional<double> normalized_accuracy_error{};
+  std::int64_t questions = 0;
+};
+
 struct CheckpointRecord {
   std::int64_t step = 0;
   std::string path{};
@@ -198,6 +209,7 @@ class MetricsWriter {
   void write(const StartRecord& record);
   void write(const StepRecord& record);
   void write(const EvaluationRecord& record);
+  void write(const TaskRecord& record);
   void write(const CheckpointRecord& record);
   void write(const RestartRecord& record);
   void write(const SkipRecord& record);

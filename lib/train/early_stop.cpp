@@ -16,6 +16,9 @@ namespace {
 
 // As far as the configs say; the files themselves are known when they are opened.
 bool evaluate_alike(const Config& a, const Config& b) {
+  const TaskConfig* const task_of_a = watched_task(a);
+  const TaskConfig* const task_of_b = watched_task(b);
+  if (task_of_a != nullptr && task_of_b != nullptr) return task_of_a->path == task_of_b->path;
   const ValidationConfig* const of_a = watched_set(a);
   const ValidationConfig* const of_b = watched_set(b);
   if (of_a == nullptr || of_b == nullptr) return of_a == of_b;
@@ -31,6 +34,13 @@ const ValidationConfig* watched_set(const Config& config) {
   if (!config.early_stop) return nullptr;
   for (const ValidationConfig& set : config.data.validation)
     if (config.early_stop->metric == "validation/" + set.name + "/loss") return &set;
+  return nullptr;
+}
+
+const TaskConfig* watched_task(const Config& config) {
+  if (!config.early_stop) return nullptr;
+  for (const TaskConfig& task : config.evaluate.tasks)
+    if (config.early_stop->metric == "task/" + task.name + "/accuracy") return &task;
   return nullptr;
 }
 
@@ -63,7 +73,12 @@ std::optional<std::string> measure_on(const MeasuredOn& data, EarlyStopState& st
 EarlyStopVerdict observe(const EarlyStopConfig& config, EarlyStopState& state, std::int64_t step, double value) {
   EarlyStopVerdict verdict;
   const bool finite = std::isfinite(value);
-  if (finite && (!state.best || value < *state.best - config.min_delta)) {
+  const bool more_is_better = config.metric.starts_with("task/");
+  const auto improves = [&](double best) {
+    return more_is_better ? value > best + config.min_delta : value < best - config.min_delta;
+  };
+  const auto reaches = [&](double target) { return more_is_better ? value >= target : value <= target; };
+  if (finite && (!state.best || improves(*state.best))) {
     verdict.improved = true;
     state.best = value;
     state.best_step = step;
@@ -71,7 +86,7 @@ EarlyStopVerdict observe(const EarlyStopConfig& config, EarlyStopState& state, s
   } else {
     ++state.without_improvement;
   }
-  if (finite && config.target && value <= *config.target) {
+  if (finite && config.target && reaches(*config.target)) {
     verdict.stop = true;
     verdict.reason = fmt::format("{} {:.6g} reached early_stop.target {:.6g}", config.metric, value, *config.target);
   } else if (state.without_improvement >= config.patience) {

@@ -25,8 +25,11 @@ struct EarlyStopState {
   std::optional<std::string> stopped;    // why, once it has stopped
 };
 
-// The set whose loss is the metric; null: early stopping is off.
+// The set whose loss is the metric; null: early stopping is off, or watches a task.
 const ValidationConfig* watched_set(const Config& config);
+
+// The task whose accuracy is the metric; null: early stopping is off, or watches a loss.
+const TaskConfig* watched_task(const Config& config);
 
 // The state with which a resume goes on when the config was `before` and is `now`. Another metric (or none) starts
 // anew; any other change, of the policy or of what is evaluated, lets a stopped run go on under the new config, which
@@ -43,9 +46,9 @@ struct EarlyStopVerdict {
   std::string reason;  // for people, if stop
 };
 
-// Takes in the metric's value after `step` steps. Improved: lower than the best by more than min_delta. Stops after
-// `patience` evaluations without improvement, or at once at or below the target. A value that is not finite is no
-// improvement.
+// Takes in the metric's value after `step` steps. Improved: lower than the best by more than min_delta, or of an
+// accuracy higher. Stops after `patience` evaluations without improvement, or at once where the target is reached. A
+// value that is not finite is no improvement.
 EarlyStopVerdict observe(const EarlyStopConfig& config, EarlyStopState& state, std::int64_t step, double value);
 
 // To and from a checkpoint's scalars (keys "early_stop.*"); from: InputError beginning with `where`.

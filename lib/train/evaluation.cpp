@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
+#include <utility>
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -44,6 +45,29 @@ class SetSource final : public MicroBatchSource {
   Share share_;
 };
 
+// The rows of a task, dealt out as the samples of a set.
+class TaskSource final : public MicroBatchSource {
+ public:
+  TaskSource(const ChoiceTask& task, const PhasePlan& plan, Rank rank)
+      : task_(task), plan_(plan), replica_(plan.mesh.position_of(rank).data) {}
+
+  Filled fill(MicroBatch micro_batch, const BatchTensors& tensors) override {
+    const std::int64_t size = plan_.micro_batch.samples;
+    const std::int64_t first = (replica_ + micro_batch.value() * plan_.mesh.degree(Axis::data)) * size;
+    const std::int64_t count = std::clamp<std::int64_t>(task_.num_rows() - first, 0, size);
+    std::vector<std::int64_t> rows(static_cast<std::size_t>(count));
+    std::iota(rows.begin(), rows.end(), first);
+    const SampleReader read = [this](std::int64_t row, std::span<std::int32_t> inputs, std::span<std::int32_t> targets,
+                                     std::vector<std::int32_t>&) { task_.read_row(row, inputs, targets); };
+    return {fill_batch(rows, task_.context(), read, tensors), first};
+  }
+
+ private:
+  const ChoiceTask& task_;
+  const PhasePlan& plan_;
+  std::int64_t replica_;
+};
+
 std::int64_t evaluated_samples(const ValidationSet& set, std::int64_t max_samples) {
   return max_samples == 0 ? set.num_samples() : std::min(set.num_samples(), max_samples);
 }
@@ -63,11 +87,32 @@ MeasuredOn measured_on(const ValidationSet& set, const Config& config) {
   return {hash_bytes(std::as_bytes(std::span(data))), evaluated_samples(set, max_evaluated(config))};
 }
 
-std::optional<std::string> measure_set(const ValidationSet& set, const Config& config, RunState& state) {
-  const auto afresh = measure_on(measured_on(set, config), state.early_stop);
+MeasuredOn measured_on(const ChoiceTask& task) {
+  return {task.hash(), task.num_questions()};
+}
+
+namespace {
+
+// What is now measured, in the state; and for people that it starts afresh.
+std::optional<std::string> measure(const MeasuredOn& data, const Config& config, RunState& state) {
+  const auto afresh = measure_on(data, state.early_stop);
   if (!afresh) return std::nullopt;
   return fmt::format("step {}: {}: {}{}", state.step, config.early_stop->metric, *afresh,
                      state.best_save_id ? "; its checkpoint stays pinned until another is the best" : "");
+}
+
+}  // namespace
+
+std::optional<std::string> measure_task(const ChoiceTask& task, const Config& config, RunState& state) {
+  return measure(measured_on(task), config, state);
+}
+
+bool has_evaluations(const Config& config) {
+  return !config.data.validation.empty() || !config.evaluate.tasks.empty();
+}
+
+std::optional<std::string> measure_set(const ValidationSet& set, const Config& config, RunState& state) {
+  return measure(measured_on(set, config), config, state);
 }
 
 std::optional<std::vector<SetLoss>> evaluate_sets(StepRunner& runner, const PhasePlan& plan, Rank rank,
@@ -93,6 +138,25 @@ std::optional<std::vector<SetLoss>> evaluate_sets(StepRunner& runner, const Phas
         {set->name(), sums.loss_sum / static_cast<double>(sums.target_tokens), sums.target_tokens, samples});
   }
   return losses;
+}
+
+std::optional<std::vector<TaskResult>> evaluate_tasks(StepRunner& runner, const PhasePlan& plan, Rank rank,
+                                                      std::span<const std::unique_ptr<ChoiceTask>> tasks,
+                                                      const std::function<bool()>& wants_to_stop) {
+  const std::int64_t replicas = plan.mesh.degree(Axis::data);
+  const std::int64_t micro_batch = plan.micro_batch.samples;
+  std::vector<TaskResult> results;
+  for (const auto& task : tasks) {
+    TaskSource source(*task, plan, rank);
+    const std::int64_t num_micro_batches = ceil_div(ceil_div(task->num_rows(), micro_batch), replicas);
+    std::vector<double> losses(static_cast<std::size_t>(num_micro_batches * replicas * micro_batch));
+    if (!runner.evaluate_samples(source, num_micro_batches, losses, wants_to_stop)) return std::nullopt;
+    losses.resize(static_cast<std::size_t>(task->num_rows()));
+    for (double& loss : losses) loss = -loss;
+    TaskScore score = task->score(losses);
+    results.push_back({task->name(), score, std::move(losses)});
+  }
+  return results;
 }
 
 }  // namespace scaletrain

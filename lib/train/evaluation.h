@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "data/dataset.h"
+#include "data/tasks/choice_task.h"
 #include "plan/run_plan.h"
 #include "train/run_state.h"
 #include "train/step/step_runner.h"
@@ -33,6 +34,21 @@ std::optional<std::vector<SetLoss>> evaluate_sets(StepRunner& runner, const Phas
                                                   std::int64_t max_samples,
                                                   const std::function<bool()>& wants_to_stop = {});
 
+struct TaskResult {
+  std::string task;
+  TaskScore score;
+  std::vector<double> log_likelihoods;  // of each row, in nats
+};
+
+// The accuracy on each task, of all its questions, the same on every layout but for rounding. Every rank calls this,
+// with the same tasks, and gets the same answer. Nothing as for evaluate_sets().
+std::optional<std::vector<TaskResult>> evaluate_tasks(StepRunner& runner, const PhasePlan& plan, Rank rank,
+                                                      std::span<const std::unique_ptr<ChoiceTask>> tasks,
+                                                      const std::function<bool()>& wants_to_stop = {});
+
+// Whether a run has anything to evaluate.
+bool has_evaluations(const Config& config);
+
 // The samples of each set that an evaluation takes at most; 0: all.
 std::int64_t max_evaluated(const Config& config);
 
@@ -41,5 +57,9 @@ MeasuredOn measured_on(const ValidationSet& set, const Config& config);
 // Early stopping goes by this set from here on: if that is not what it was measured on, its state starts afresh, and
 // the text (for people) says so.
 std::optional<std::string> measure_set(const ValidationSet& set, const Config& config, RunState& state);
+
+// The same of a task.
+MeasuredOn measured_on(const ChoiceTask& task);
+std::optional<std::string> measure_task(const ChoiceTask& task, const Config& config, RunState& state);
 
 }  // namespace scaletrain

@@ -58,8 +58,10 @@ struct Trainer::Impl {
   std::string advice() const;
   // True if the evaluation improved the early-stop metric; nothing if a rank was asked to leave before its end.
   std::optional<bool> evaluate();
-  // Early stopping's part of it: whether this loss improved the metric that it is.
-  bool judge_metric(const SetLoss& loss, const ValidationSet& set);
+  // The tasks' part of it, of their results.
+  bool judge_tasks(const std::vector<TaskResult>& results);
+  // Early stopping's part of it: whether this value improved the metric that it is. afresh: for people.
+  bool judge_metric(double value, const std::optional<std::string>& afresh);
   Checkpointer::Parts checkpointer_parts();
   Rollback::Parts rollback_parts() const;
   void enter(bool waiting_on_storage) const {
@@ -130,7 +132,7 @@ std::optional<TrainOutcome> Trainer::Impl::conclude_step(const StepRunner::Votes
   const bool due = config.evaluate.every > 0 && state.step % config.evaluate.every == 0;
   bool leave = all.interrupted;
   bool improved = false;
-  state.is_evaluation_due = !parts.validation.empty() && (was_left_over || due || last);
+  state.is_evaluation_due = (!parts.validation.empty() || !parts.tasks.empty()) && (was_left_over || due || last);
   if (state.is_evaluation_due && !leave) {
     const std::optional<bool> evaluated = evaluate();
     leave = !evaluated;
@@ -380,6 +382,9 @@ std::optional<bool> Trainer::Impl::evaluate() {
   const auto losses = evaluate_sets(parts.runner, plan, parts.rank, parts.validation, max_evaluated(config),
                                     parts.hooks.interrupts_evaluation);
   if (!losses) return std::nullopt;
+  // All of it before anything is told or judged: an evaluation that is given up is made anew.
+  const auto results = evaluate_tasks(parts.runner, plan, parts.rank, parts.tasks, parts.hooks.interrupts_evaluation);
+  if (!results) return std::nullopt;
   bool improved = false;
   for (std::size_t i = 0; i < losses->size(); ++i) {
     const SetLoss& set = (*losses)[i];
@@ -392,21 +397,42 @@ std::optional<bool> Trainer::Impl::evaluate() {
     if (is_first()) parts.progress.evaluation(line);
     parts.log.info(fmt::format("step {}: validation/{}/loss {}", state.step, set.dataset, loss_text(set.loss)));
     if (config.early_stop && config.early_stop->metric == "validation/" + set.dataset + "/loss")
-      improved = judge_metric(set, *parts.validation[i]);
+      improved = judge_metric(set.loss, measure_set(*parts.validation[i], config, state));
   }
+  if (judge_tasks(*results)) improved = true;
   enter(false);
   return improved;
 }
 
-bool Trainer::Impl::judge_metric(const SetLoss& loss, const ValidationSet& set) {
+bool Trainer::Impl::judge_tasks(const std::vector<TaskResult>& results) {
+  bool improved = false;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    const std::string& task = results[i].task;
+    const TaskScore& score = results[i].score;
+    record(TaskRecord{.step = state.step,
+                      .task = task,
+                      .accuracy = score.accuracy,
+                      .accuracy_error = score.accuracy_error,
+                      .normalized_accuracy = score.normalized_accuracy,
+                      .normalized_accuracy_error = score.normalized_accuracy_error,
+                      .questions = score.questions});
+    const std::string metric = "task/" + task + "/accuracy";
+    parts.log.info(fmt::format("step {}: {} {:.4f}", state.step, metric, score.accuracy));
+    if (config.early_stop && config.early_stop->metric == metric)
+      improved = judge_metric(score.accuracy, measure_task(*parts.tasks[i], config, state));
+  }
+  return improved;
+}
+
+bool Trainer::Impl::judge_metric(double value, const std::optional<std::string>& afresh) {
   const std::string& metric = config.early_stop->metric;
-  if (const auto afresh = measure_set(set, config, state)) parts.log.warn(*afresh);
-  const EarlyStopVerdict verdict = observe(*config.early_stop, state.early_stop, state.step, loss.loss);
+  if (afresh) parts.log.warn(*afresh);
+  const EarlyStopVerdict verdict = observe(*config.early_stop, state.early_stop, state.step, value);
   if (!verdict.stop) return verdict.improved;
   EarlyStopRecord stop;
   stop.step = state.step;
   stop.metric = metric;
-  stop.value = loss.loss;
+  stop.value = value;
   stop.reason = verdict.reason;
   record(stop);
   parts.log.info("stopping early: " + verdict.reason);

@@ -20,6 +20,7 @@
 #include "comm/rendezvous/key_value_store.h"
 #include "config/config.h"
 #include "data/dataset.h"
+#include "data/tasks/choice_task.h"
 #include "plan/run_plan.h"
 #include "telemetry/log.h"
 #include "telemetry/metrics.h"
@@ -63,6 +64,7 @@ struct TrainerParts {
   KeyValueStore* background_rendezvous = nullptr;  // see WorkerPlace
   const TrainingData& data;
   const std::vector<std::unique_ptr<ValidationSet>>& validation;
+  const std::vector<std::unique_ptr<ChoiceTask>>& tasks;
   RunPaths paths;
   MetricsWriter* metrics;  // rank 0's; null on the others
   ProgressPrinter& progress;

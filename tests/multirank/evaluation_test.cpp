@@ -9,6 +9,7 @@
 #include "support/models/tiny_model.h"
 #include "support/ranks/rank_trainer.h"
 #include "support/ranks/test_layout.h"
+#include "support/temp_folder.h"
 
 using namespace scaletrain;
 
@@ -110,7 +111,108 @@ EvaluationOutcome evaluate(const Config& config, std::int64_t num_samples, std::
   return outcome;
 }
 
+// Letters, for a small vocabulary.
+class LetterTokenizer final : public Tokenizer {
+ public:
+  std::int64_t vocab_size() const override { return vocab; }
+  std::optional<std::int32_t> end_of_document() const override { return static_cast<std::int32_t>(vocab - 1); }
+  bool reads_text() const override { return true; }
+  std::vector<std::int32_t> encode(std::string_view text) const override {
+    std::vector<std::int32_t> tokens;
+    for (const char letter : text) tokens.push_back(static_cast<std::int32_t>(letter) % (vocab - 1));
+    return tokens;
+  }
+  std::string decode(std::span<const std::int32_t>) const override { return {}; }
+  std::size_t safe_cut(std::string_view text) const override { return text.size(); }
+  std::string description() const override { return "letters"; }
+  std::vector<std::filesystem::path> files() const override { return {}; }
+};
+
+ChoiceTask make_task(const TempFolder& folder, int questions) {
+  std::string text;
+  for (int i = 0; i < questions; ++i) {
+    const std::string question(static_cast<std::size_t>(i % 4), static_cast<char>('a' + i % 20));
+    text += "{\"question\": \"" + question + "\", \"choices\": [\"b\", \"cd\", \"" + static_cast<char>('e' + i % 9) +
+            "\"], \"answer\": " + std::to_string(i % 3) + "}\n";
+  }
+  const auto file = folder.write("task" + std::to_string(questions) + ".jsonl", text);
+  return {"letters", file, LetterTokenizer(), context, "evaluate.tasks.0"};
+}
+
+// The rows of a task as a set: what they come to together.
+class RowSet final : public ValidationSet {
+ public:
+  explicit RowSet(const ChoiceTask& task) : task_(task) {}
+  const std::string& name() const override { return task_.name(); }
+  std::int64_t context() const override { return ::context; }
+  std::int64_t num_samples() const override { return task_.num_rows(); }
+  std::int64_t num_tokens() const override { return num_samples() * ::context; }
+  std::uint64_t hash() const override { return 1; }
+  void read_sample(std::int64_t sample, std::span<std::int32_t> inputs, std::span<std::int32_t> targets,
+                   std::vector<std::int32_t>& document_starts) const override {
+    task_.read_row(sample, inputs, targets);
+    document_starts = {0};
+  }
+
+ private:
+  const ChoiceTask& task_;
+};
+
+struct TaskOutcome {
+  TaskResult result;  // of rank 0
+  bool ranks_agree = true;
+  double loss_of_all = 0.0;  // of the rows as a validation set
+};
+
+TaskOutcome evaluate_task(const Config& config, const ChoiceTask& task) {
+  const PhasePlan plan = make_test_plan(config, TestBackend::reference_f64);
+  std::vector<TaskOutcome> outcomes(static_cast<std::size_t>(plan.mesh.world()));
+  run_ranks(plan.mesh, plan.group_facts(), [&](Rank rank, RankGroups& groups, InProcessWorld&) {
+    RankTrainer trainer(config, plan, rank, groups, TestBackend::reference_f64);
+    std::vector<std::unique_ptr<ValidationSet>> sets;
+    sets.push_back(std::make_unique<RowSet>(task));
+    std::vector<std::unique_ptr<ChoiceTask>> tasks;
+    tasks.push_back(std::make_unique<ChoiceTask>(task));
+    TaskOutcome& outcome = outcomes[static_cast<std::size_t>(rank.value())];
+    // Between two evaluations of a set, which it leaves as they are.
+    const SetLoss before = evaluate_sets(trainer.runner(), plan, rank, sets, 0).value().front();
+    outcome.result = evaluate_tasks(trainer.runner(), plan, rank, tasks).value().front();
+    const SetLoss after = evaluate_sets(trainer.runner(), plan, rank, sets, 0).value().front();
+    CHECK(before.loss == after.loss);
+    outcome.loss_of_all = after.loss * static_cast<double>(after.tokens);
+  });
+  for (const TaskOutcome& other : outcomes)
+    outcomes.front().ranks_agree &= other.result.log_likelihoods == outcomes.front().result.log_likelihoods;
+  return outcomes.front();
+}
+
 }  // namespace
+
+TEST_CASE("every_layout_gives_each_choice_of_a_task_the_same_log_likelihood") {
+  const TempFolder folder;
+  const Config one = evaluation_config({"one rank", 1, 1, 1, 0});
+  for (const int questions : {1, 7, 40}) {
+    const ChoiceTask task = make_task(folder, questions);
+    const TaskOutcome expected = evaluate_task(one, task);
+    double sum = 0.0;
+    for (const double value : expected.result.log_likelihoods) {
+      CHECK(value < 0.0);
+      sum -= value;
+    }
+    CHECK(sum == doctest::Approx(expected.loss_of_all).epsilon(1e-12));
+    for (const TestLayout& layout : layouts()) {
+      CAPTURE(questions);
+      CAPTURE(layout.name);
+      const TaskOutcome outcome = evaluate_task(evaluation_config(layout), task);
+      CHECK(outcome.ranks_agree);
+      REQUIRE(outcome.result.log_likelihoods.size() == expected.result.log_likelihoods.size());
+      for (std::size_t i = 0; i < expected.result.log_likelihoods.size(); ++i)
+        CHECK(outcome.result.log_likelihoods[i] == doctest::Approx(expected.result.log_likelihoods[i]).epsilon(1e-12));
+      CHECK(outcome.result.score.accuracy == expected.result.score.accuracy);
+      CHECK(outcome.result.score.normalized_accuracy == expected.result.score.normalized_accuracy);
+    }
+  }
+}
 
 TEST_CASE("every_layout_evaluates_the_same_samples_once_and_gets_the_same_loss") {
   const Config one = evaluation_config({"one rank", 1, 1, 1, 0});

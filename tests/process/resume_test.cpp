@@ -391,6 +391,46 @@ TEST_CASE("a_killed_agent_takes_its_worker_along_and_the_next_start_resumes") {
   CHECK_FALSE(fs::exists(run / "lock.json"));
 }
 
+TEST_CASE("a_run_stops_and_pins_by_its_accuracy_on_a_task_and_evaluate_finds_the_same") {
+  std::string questions;
+  for (int i = 0; i < 20; ++i)
+    questions += "{\"question\": \"the " + std::string(static_cast<std::size_t>(i % 5), 'a') +
+                 "\", \"choices\": [\"eta\", \"\\u0001\\u0002\\u0003\"], \"answer\": 0}\n";
+  workspace().write("easy.jsonl", questions);
+  const std::vector<std::string> settings = {"evaluate.tasks=[{name: easy, path: easy.jsonl}]",
+                                             "early_stop={metric: task/easy/accuracy, patience: 100, target: 1}",
+                                             "data.validation=[]", "checkpoint.every=20", "train.steps=100"};
+  const Ended end = workspace().run(workspace().training("by-task", settings));
+  REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+  const fs::path run = workspace() / "by-task";
+  const std::string metrics = read_file(run / "metrics.jsonl");
+  // Letters are soon likelier than control characters.
+  CHECK(metrics.find("\"kind\":\"early_stop\"") != std::string::npos);
+  CHECK(metrics.find("task/easy/accuracy 1 reached early_stop.target 1") != std::string::npos);
+  const std::size_t last = metrics.rfind("\"kind\":\"task\"");
+  REQUIRE(last != std::string::npos);
+  const std::size_t begin = metrics.rfind('\n', last) + 1;
+  const nlohmann::json line = nlohmann::json::parse(metrics.substr(begin, metrics.find('\n', begin) - begin));
+  CHECK(line.at("task") == "easy");
+  CHECK(line.at("accuracy") == 1.0);
+  CHECK(line.at("questions") == 20);
+  const Ended measured = workspace().run(
+      {"evaluate", run.string(), "--best", "--task", "easy=" + (workspace() / "easy.jsonl").string(), "--json"});
+  REQUIRE_MESSAGE(measured.exit_code == 0, measured.errors);
+  CHECK(measured.says("the best one (task/easy/accuracy 1"));
+  const nlohmann::json found = nlohmann::json::parse(measured.output).at(0);
+  CHECK(found.at("accuracy") == line.at("accuracy"));
+  CHECK(found.at("normalized_accuracy") == line.at("normalized_accuracy"));
+  const Ended again = workspace().run(workspace().training("by-task", settings));
+  CHECK(again.exit_code == 0);
+  CHECK(again.says("already complete"));
+  // Other questions are another metric: the run goes on.
+  workspace().write("easy.jsonl", questions + questions.substr(0, questions.find('\n') + 1));
+  const Ended on = workspace().run(workspace().training("by-task", settings));
+  CHECK_MESSAGE(on.exit_code == 0, on.errors);
+  CHECK(on.says("starts afresh"));
+}
+
 TEST_CASE("the_state_of_early_stopping_survives_a_resume") {
   // No later loss beats the first one by 10 nats, so the run stops after three evaluations without improvement: at
   // step 80.

@@ -85,6 +85,7 @@ ExitCode generate(GenerateArguments arguments) {
   const std::vector<Prompt> prompts = read_prompts(arguments.prompts, chat, model.loaded);
   if (chat) options.end_tokens = chat->end_tokens;
   std::vector<std::vector<std::int32_t>> tokens;
+  tokens.reserve(prompts.size());
   for (const Prompt& prompt : prompts) tokens.push_back(prompt.tokens);
   Generator generator(model.loaded, extent_of(arguments, model.loaded, prompts));
 

@@ -45,6 +45,7 @@ using KeyTable = std::vector<Key<Record>>;
 const KeyTable<Config>& config_table();
 const KeyTable<SourceConfig>& source_table();
 const KeyTable<ValidationConfig>& validation_table();
+const KeyTable<TaskConfig>& task_table();
 const KeyTable<EarlyStopConfig>& early_stop_table();
 const KeyTable<SpikeConfig>& spike_table();
 const KeyTable<std::int64_t>& elastic_table();

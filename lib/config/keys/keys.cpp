@@ -460,6 +460,8 @@ void add_rest(KeyTable<Config>& table) {
   table.push_back(
       top({"evaluate.batches", "global batches", "How much of each validation set an evaluation reads; 0: all of it."},
           at_least(0), FIELD(evaluate.batches)));
+  table.push_back(list_row({"evaluate.tasks", "", "Multiple-choice tasks to evaluate on, all of each.", freely, "[]"},
+                           "list of tasks", task_table(), FIELD(evaluate.tasks)));
   table.push_back(section_row({"early_stop", "", "Stop when a metric no longer improves; null: never."},
                               early_stop_table(), FIELD(early_stop)));
   table.push_back(checkpoint_every_row());
@@ -555,17 +557,33 @@ const KeyTable<ValidationConfig>& validation_table() {
   return table;
 }
 
+const KeyTable<TaskConfig>& task_table() {
+  static const KeyTable<TaskConfig> table = [] {
+    KeyTable<TaskConfig> out;
+    out.push_back(
+        row<TaskConfig>({"name", "", "Name of the task; its metric is task/NAME/accuracy.", freely, "required"},
+                        TextCodec{TextRule::plain_name}, FIELD(name)));
+    out.push_back(
+        row<TaskConfig>({"path", "", "A JSONL file of `question`, `choices` and `answer`.", freely, "required"},
+                        path_text(), FIELD(path)));
+    return out;
+  }();
+  return table;
+}
+
 const KeyTable<EarlyStopConfig>& early_stop_table() {
   static const KeyTable<EarlyStopConfig> table = [] {
     KeyTable<EarlyStopConfig> out;
-    out.push_back(row<EarlyStopConfig>({"metric", "", "What to watch: validation/NAME/loss.", freely, "required"},
-                                       TextCodec(), FIELD(metric)));
+    out.push_back(row<EarlyStopConfig>(
+        {"metric", "", "What to watch: validation/NAME/loss or task/NAME/accuracy.", freely, "required"}, TextCodec(),
+        FIELD(metric)));
     out.push_back(row<EarlyStopConfig>({"patience", "evaluations", "Evaluations without improvement before stopping."},
                                        at_least(1), FIELD(patience)));
     out.push_back(row<EarlyStopConfig>({"min_delta", "", "Smallest change that counts as an improvement."},
                                        NumberCodec{0.0, 1e12}, FIELD(min_delta)));
-    out.push_back(row<EarlyStopConfig>({"target", "", "Stop as soon as the metric is at or below it."},
-                                       optional(NumberCodec()), FIELD(target)));
+    out.push_back(
+        row<EarlyStopConfig>({"target", "", "Stop as soon as a loss is at or below it, an accuracy at or above it."},
+                             optional(NumberCodec()), FIELD(target)));
     return out;
   }();
   return table;

@@ -23,7 +23,8 @@ constexpr std::int32_t masked = -1;
 
 std::vector<std::string> choices_of(const nlohmann::json& object, const std::string& where) {
   const nlohmann::json& list = json_member(object, "choices", where);
-  if (!list.is_array() || list.size() < 2) throw InputError(where + ": \"choices\" must be a list of two texts or more");
+  if (!list.is_array() || list.size() < 2)
+    throw InputError(where + ": \"choices\" must be a list of two texts or more");
   std::vector<std::string> choices;
   for (const nlohmann::json& choice : list) {
     if (!choice.is_string() || choice.get<std::string>().empty())
@@ -39,13 +40,14 @@ std::int64_t answer_of(const nlohmann::json& object, const std::vector<std::stri
   if (answer.is_number_integer()) {
     const std::int64_t index = json_integer(object, "answer", where);
     if (index >= 0 && index < std::ssize(choices)) return index;
-    throw InputError(fmt::format("{}: \"answer\" is {}, but the choices are 0 to {}", where, index, choices.size() - 1));
+    throw InputError(
+        fmt::format("{}: \"answer\" is {}, but the choices are 0 to {}", where, index, choices.size() - 1));
   }
   if (!answer.is_string()) throw InputError(where + ": \"answer\" must be an index from 0 or a choice's text");
   const auto found = std::find(choices.begin(), choices.end(), answer.get<std::string>());
   if (found == choices.end())
-    throw InputError(fmt::format("{}: \"answer\" is {}, which is none of the choices", where,
-                                 quoted(answer.get<std::string>())));
+    throw InputError(
+        fmt::format("{}: \"answer\" is {}, which is none of the choices", where, quoted(answer.get<std::string>())));
   return found - choices.begin();
 }
 
@@ -61,8 +63,8 @@ ChoiceTask::ChoiceTask(std::string name, const std::filesystem::path& file, cons
     : name_(std::move(name)), context_(context) {
   SCALETRAIN_CHECK_LT(0, context);
   if (!tokenizer.reads_text())
-    throw UserError(fmt::format("{}: questions are text, and the model's tokenizer ({}) reads none", key,
-                                tokenizer.description()));
+    throw UserError(
+        fmt::format("{}: questions are text, and the model's tokenizer ({}) reads none", key, tokenizer.description()));
   const std::string text = read_text_file(file, max_task_bytes);
   std::int64_t number = 0;
   for (const std::string& line : split_text(text, '\n')) {
@@ -71,8 +73,8 @@ ChoiceTask::ChoiceTask(std::string name, const std::filesystem::path& file, cons
       add_question(line, fmt::format("{}:{}", file.string(), number), tokenizer);
   }
   if (answers_.empty())
-    throw InputError(
-        fmt::format("{}: no question; each line is {{\"question\": ..., \"choices\": [...], \"answer\": 0}}", file.string()));
+    throw InputError(fmt::format(
+        "{}: no question; each line is {{\"question\": ..., \"choices\": [...], \"answer\": 0}}", file.string()));
 }
 
 void ChoiceTask::add_question(const std::string& text, const std::string& where, const Tokenizer& tokenizer) {

@@ -1,11 +1,11 @@
 // Multiple choice by log-likelihood: which of its choices a model finds the likeliest behind a question, as
 // lm-evaluation-harness measures it (its `multiple_choice` tasks: acc and acc_norm).
 //
-// A file is JSONL: {"question": "...", "choices": ["...", ...], "answer": 0}, the answer an index from 0 or the choice's
-// text. The text of a choice is " " + choice behind the question; its tokens are those of question + " " + choice without
-// as many as the question alone has, where white space at the question's end counts to the choice. A text begins as a
-// document does (before_document()), an empty question, where that is nothing, behind an end-of-document token. Of a text
-// that is longer than the context its end is read.
+// A file is JSONL: {"question": "...", "choices": ["...", ...], "answer": 0}, the answer an index from 0 or the
+// choice's text. The text of a choice is " " + choice behind the question; its tokens are those of question + " " +
+// choice without as many as the question alone has, where white space at the question's end counts to the choice. A
+// text begins as a document does (before_document()), an empty question, where that is nothing, behind an
+// end-of-document token. Of a text that is longer than the context its end is read.
 //
 //   accuracy             of the largest sum of the log-probabilities of a choice's tokens
 //   normalized accuracy  of the largest sum divided by the choice's length in bytes, without the space. (The harness

@@ -193,6 +193,14 @@ SourceContent content_of_weights(const std::string& folder) {
   return content;
 }
 
+SourceContent content_of_task(const std::string& key, const std::string& path, const ChoiceTask& task) {
+  SourceContent content;
+  content.key = key;
+  content.path = path;
+  content.identity = task.hash();
+  return content;
+}
+
 std::string claim_text(const DataClaim& claim) {
   nlohmann::json sources = nlohmann::json::array();
   std::size_t num_holds = 0;

@@ -13,6 +13,7 @@
 
 #include "base/numbers/strong.h"
 #include "data/dataset.h"
+#include "data/tasks/choice_task.h"
 #include "parallel/mesh/mesh.h"
 #include "train/start/start_up.h"
 
@@ -30,6 +31,9 @@ DataClaim make_data_claim(std::uint64_t tokenizer, std::vector<SourceContent> so
 
 // The weights that a run starts from, below model.init.from, as one more source.
 SourceContent content_of_weights(const std::string& folder);
+
+// A task that the run is evaluated on, the same.
+SourceContent content_of_task(const std::string& key, const std::string& path, const ChoiceTask& task);
 
 // For the store. Of many files the first hundred of each source are named, of many sources 4 MiB of files and caches.
 std::string claim_text(const DataClaim& claim);

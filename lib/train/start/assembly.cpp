@@ -46,6 +46,9 @@ void refuse_other_data(const WorkerParts& parts, const WorkerOptions& options, S
   DataClaim claim = make_data_claim(parts.tokenizer->hash(), parts.contents);
   if (const auto& from = parts.config.model.init.from; from && !options.start.checkpoint)
     claim.sources.push_back(content_of_weights(*from));
+  for (std::size_t i = 0; i < parts.tasks.size(); ++i)
+    claim.sources.push_back(
+        content_of_task(fmt::format("evaluate.tasks.{}", i), parts.config.evaluate.tasks[i].path, *parts.tasks[i]));
   agree_on_data(start_up, parts.rank, claim);
 }
 
@@ -199,6 +202,7 @@ ExitCode train(const WorkerOptions& options, Started& run) {
                    .background_rendezvous = options.place.background_rendezvous,
                    .data = *parts.data,
                    .validation = parts.validation,
+                   .tasks = parts.tasks,
                    .paths = options.paths,
                    .metrics = run.metrics.get(),
                    .progress = parts.progress,

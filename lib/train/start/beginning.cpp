@@ -103,10 +103,16 @@ void settle_data(WorkerParts& parts, Beginning& begin) {
 }
 
 void settle_early_stop(WorkerParts& parts, RunState& state) {
-  const ValidationConfig* const watched = watched_set(parts.config);
-  if (!state.early_stop.stopped || watched == nullptr) return;
-  const auto& set = *parts.validation[static_cast<std::size_t>(watched - parts.config.data.validation.data())];
-  if (const auto afresh = measure_set(set, parts.config, state)) parts.log.warn(*afresh);
+  if (!state.early_stop.stopped) return;
+  std::optional<std::string> afresh;
+  if (const ValidationConfig* const watched = watched_set(parts.config)) {
+    const auto& set = *parts.validation[static_cast<std::size_t>(watched - parts.config.data.validation.data())];
+    afresh = measure_set(set, parts.config, state);
+  } else if (const TaskConfig* const task = watched_task(parts.config)) {
+    const auto& watched_task = *parts.tasks[static_cast<std::size_t>(task - parts.config.evaluate.tasks.data())];
+    afresh = measure_task(watched_task, parts.config, state);
+  }
+  if (afresh) parts.log.warn(*afresh);
 }
 
 std::vector<SourceRecord> tell_sources(WorkerParts& parts, const RunState& state) {

@@ -19,6 +19,7 @@
 #include "data/tokens/tokenizer.h"
 #include "telemetry/metrics_reader.h"
 #include "train/early_stop.h"
+#include "train/evaluation.h"
 #include "train/run_length.h"
 #include "train/run_state.h"
 #include "train/saving/checkpoint_room.h"
@@ -91,7 +92,7 @@ StartPoint start_after(const Checkpoint& checkpoint) {
 // As far as the configs say: what the evaluation sets hold now is not looked at.
 bool seems_complete(const Checkpoint& checkpoint, const Config& before, const Config& now) {
   const RunState state = read_state(checkpoint.manifest(), manifest_path(checkpoint));
-  if (state.is_evaluation_due && !now.data.validation.empty()) return false;
+  if (state.is_evaluation_due && has_evaluations(now)) return false;
   return state.step >= last_step(now, state) || continue_early_stop(state.early_stop, before, now).stopped;
 }
 
@@ -472,7 +473,7 @@ std::optional<std::string> already_complete(const StartPoint& start, const Confi
   if (!start.checkpoint) return std::nullopt;
   const Checkpoint checkpoint(*start.checkpoint);
   const RunState state = read_state(checkpoint.manifest(), manifest_path(checkpoint));
-  if (state.is_evaluation_due && !config.data.validation.empty()) return std::nullopt;
+  if (state.is_evaluation_due && has_evaluations(config)) return std::nullopt;
   if (start.step >= last_step(config, state)) {
     const bool is_past = config.train.steps && start.step > *config.train.steps;
     const std::string done =

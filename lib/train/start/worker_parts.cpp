@@ -199,6 +199,11 @@ std::string WorkerParts::open_data(const std::string& found_by_first, DataCheck 
   for (std::size_t i = 0; i < asked.validation.size(); ++i)
     validation.push_back(open_validation_set(asked.validation[i], asked, *tokenizer, data_options,
                                              fmt::format("data.validation.{}", i)));
+  for (std::size_t i = 0; i < config.evaluate.tasks.size(); ++i) {
+    const TaskConfig& task = config.evaluate.tasks[i];
+    tasks.push_back(std::make_unique<ChoiceTask>(task.name, task.path, *tokenizer, phase.model.context,
+                                                 fmt::format("evaluate.tasks.{}", i)));
+  }
   return claim_text(make_data_claim(tokenizer->hash(), contents));
 }
 

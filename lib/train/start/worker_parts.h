@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "config/config.h"
 #include "data/dataset.h"
+#include "data/tasks/choice_task.h"
 #include "infer/stage_memory.h"
 #include "optim/optimizer.h"
 #include "plan/run_plan.h"
@@ -59,6 +60,7 @@ struct WorkerParts {
   bool has_connection_notice = false;  // told of how this rank reaches others
   std::unique_ptr<TrainingData> data;
   std::vector<std::unique_ptr<ValidationSet>> validation;
+  std::vector<std::unique_ptr<ChoiceTask>> tasks;
   std::vector<SourceContent> contents;  // of the training data, then of the sets
   // To which a restart after a failure keeps (data_files.h); empty where somebody starts the run.
   std::vector<SourceFiles> files_of_start;

@@ -84,6 +84,32 @@ ExecutionResult StageExecutor::evaluate(const ExecutionOrder& order, MicroBatchS
   return sums();
 }
 
+void StageExecutor::evaluate_samples(const ExecutionOrder& order, MicroBatchSource& source,
+                                     std::int64_t num_micro_batches, const MirroredBuffer& losses,
+                                     std::span<double> sums) {
+  const std::int64_t count = num_micro_batches * parts_.memory.shape().samples;
+  SCALETRAIN_CHECK_EQ(std::ssize(sums), count);
+  mode_ = Mode::evaluate;
+  loss_gradient_ = 0.0;
+  begin({});
+  auto* const told = losses.host(0, DType::f64, {count}).as<double>();
+  std::fill_n(told, count, 0.0);
+  losses.to_device(parts_.stream, losses.device(0, DType::f64, {count}));
+  sample_losses_ = &losses;
+  run(order, source, {});
+  sample_losses_ = nullptr;
+  losses.to_host(parts_.stream, losses.device(0, DType::f64, {count}));
+  parts_.stream.synchronize();
+  std::copy_n(told, count, sums.begin());
+}
+
+View StageExecutor::sample_losses(MicroBatch micro_batch) const {
+  if (sample_losses_ == nullptr) return {};
+  const std::int64_t samples = parts_.memory.shape().samples;
+  return sample_losses_->device(static_cast<std::size_t>(micro_batch.value() * samples) * sizeof(double), DType::f64,
+                                {samples});
+}
+
 // Nothing that was issued before reads or writes the sum any more: whoever ran it has waited for it.
 void StageExecutor::begin(const ExecutionResult& sums) {
   target_tokens_ = sums.target_tokens;
@@ -343,7 +369,8 @@ void StageExecutor::fill(const WorkKey& key, InFlight& micro) {
                  .document_start = read.document_start,
                  .first_sample = filled.first_sample,
                  .loss_gradient = loss_gradient_,
-                 .loss_sum = loss_sum()};
+                 .loss_sum = loss_sum(),
+                 .sample_losses = sample_losses(key.micro_batch)};
 }
 
 void StageExecutor::forward(const WorkKey& key, int next_unit) {

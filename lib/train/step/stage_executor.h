@@ -81,6 +81,10 @@ class StageExecutor {
   // Runs a part of an evaluation, and goes on with the sums of the parts before: in how many parts it is cut changes no
   // bit. Touches neither gradients nor anything that outlives it.
   ExecutionResult evaluate(const ExecutionOrder& order, MicroBatchSource& source, const ExecutionResult& before = {});
+  // The same, for the sum of the losses of each sample by itself: losses[micro-batch · B + sample], of all that the
+  // schedule executes; zero on a stage without the head. `losses` holds as many numbers, and what it held is forgotten.
+  void evaluate_samples(const ExecutionOrder& order, MicroBatchSource& source, std::int64_t num_micro_batches,
+                        const MirroredBuffer& losses, std::span<double> sums);
 
   // Of the step or the part of an evaluation that was last under way, as the host has them.
   ExecutionResult sums() const;
@@ -137,6 +141,7 @@ class StageExecutor {
   };
 
   void begin(const ExecutionResult& sums);
+  View sample_losses(MicroBatch micro_batch) const;
   View loss_sum() const { return loss_sum_.device(0, DType::f64, {1}); }
   void run(const ExecutionOrder& order, MicroBatchSource& source, const OptimizerStep& optimizer_step);
   void execute(const ExecutedInstruction& executed, const OptimizerStep& optimizer_step);
@@ -194,6 +199,8 @@ class StageExecutor {
   double loss_gradient_ = 0.0;
   std::int64_t target_tokens_ = 0;
   MirroredBuffer loss_sum_;  // one number
+  // Of an evaluation of samples: [micro-batches, B]; lent to it for as long as it runs.
+  const MirroredBuffer* sample_losses_ = nullptr;
 };
 
 }  // namespace scaletrain

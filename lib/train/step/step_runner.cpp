@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <vector>
 
 #include "base/error.h"
 #include "base/numbers/checked.h"
@@ -103,6 +104,43 @@ void StepRunner::wait_for_all() {
     sum_over_world(parts_.groups, {&nothing, 1});
   } catch (const PeerError&) {  // the reason to end stands, with or without that rank
   }
+}
+
+bool StepRunner::evaluate_samples(MicroBatchSource& source, std::int64_t num_micro_batches, std::span<double> sums,
+                                  const std::function<bool()>& wants_to_stop) {
+  const PhasePlan& plan = parts_.plan;
+  const std::int64_t samples = plan.micro_batch.samples;
+  const std::int64_t replicas = plan.mesh.degree(Axis::data);
+  const std::int64_t replica = plan.mesh.position_of(parts_.rank).data;
+  SCALETRAIN_CHECK_EQ(std::ssize(sums), num_micro_batches * replicas * samples);
+  const std::int64_t longest = std::min(longest_evaluation_part(plan), num_micro_batches);
+  const std::size_t bytes = static_cast<std::size_t>(longest * samples) * sizeof(double);
+  std::fill(sums.begin(), sums.end(), 0.0);
+  std::vector<double> own;
+  for (std::int64_t first = 0; first < num_micro_batches; first += longest) {
+    if (wants_to_stop) {
+      double wishes = wants_to_stop() ? 1.0 : 0.0;
+      sum_over_world(parts_.groups, {&wishes, 1});
+      if (wishes > 0.0) return false;
+    }
+    const std::int64_t count = std::min(longest, num_micro_batches - first);
+    if (!sample_losses_ || sample_losses_bytes_ < bytes) {
+      sample_losses_.reset();
+      sample_losses_.emplace(parts_.backend, bytes);
+      sample_losses_bytes_ = bytes;
+    }
+    PartSource part(source, first);
+    own.resize(static_cast<std::size_t>(count * samples));
+    executor_.evaluate_samples(evaluation_part(count), part, count, *sample_losses_, own);
+    const std::span<double> of_part = sums.subspan(static_cast<std::size_t>(first * replicas * samples),
+                                                   static_cast<std::size_t>(count * replicas * samples));
+    if (counts_loss(plan, parts_.rank))
+      for (std::int64_t k = 0; k < count; ++k)
+        std::copy_n(own.begin() + k * samples, samples, of_part.begin() + (k * replicas + replica) * samples);
+    // All others' numbers are zero: the sum is the numbers themselves, to the bit.
+    sum_over_world(parts_.groups, of_part);
+  }
+  return true;
 }
 
 StepRunner::EvaluationSums StepRunner::evaluate(MicroBatchSource& source, std::int64_t num_micro_batches,

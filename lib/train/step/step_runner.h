@@ -8,7 +8,10 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
+#include <span>
 
+#include "backend/mirrored_buffer.h"
 #include "base/process/work_count.h"
 #include "optim/gradient_norm.h"
 #include "optim/optimizer.h"
@@ -70,6 +73,11 @@ class StepRunner {
   EvaluationSums evaluate(MicroBatchSource& source, std::int64_t num_micro_batches,
                           const std::function<bool()>& wants_to_stop = {});
 
+  // The sum of the losses of every sample by itself, of all replicas: sums[(k · replicas + replica) · B + sample] of
+  // micro-batch k of a replica. All ranks get the same; false: given up, and the sums are of no use.
+  bool evaluate_samples(MicroBatchSource& source, std::int64_t num_micro_batches, std::span<double> sums,
+                        const std::function<bool()>& wants_to_stop = {});
+
   // Returns when all ranks have come here, or one of them is gone. Before all end for a reason that all have seen: who
   // ends first would otherwise take from the others the time to say so.
   void wait_for_all();
@@ -84,6 +92,8 @@ class StepRunner {
   StageExecutor executor_;
   ExecutionOrder training_;
   std::map<std::int64_t, ExecutionOrder> evaluation_;  // by the number of micro-batches
+  std::optional<MirroredBuffer> sample_losses_;        // of an evaluation part; none before one asks for them
+  std::size_t sample_losses_bytes_ = 0;
 };
 
 }  // namespace scaletrain

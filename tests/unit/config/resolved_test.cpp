@@ -101,7 +101,9 @@ Config random_config(std::uint64_t seed) {
   if (dice.coin()) c.parallel.data.reset();
   if (dice.coin()) c.precision.loss_scale = 1e6 * dice.share();
   c.precision.compute = c.precision.loss_scale ? Precision::fp16 : Precision::bf16;
-  c.evaluate = {dice.whole(1, 99), dice.whole(0, 99)};
+  c.evaluate = {dice.whole(1, 99), dice.whole(0, 99), {}};
+  for (std::int64_t i = dice.whole(0, 2); i > 0; --i)
+    c.evaluate.tasks.push_back({std::string(1, static_cast<char>('a' + i)) + dice.text(), dice.text()});
   if (!c.data.validation.empty())
     c.early_stop = EarlyStopConfig{"validation/" + c.data.validation[0].name + "/loss", 3, dice.share(), -dice.share()};
   if (dice.coin()) {

@@ -292,11 +292,26 @@ TEST_CASE("early stopping watches a metric that exists") {
                  "early_stop.metric: \"validation/boks/loss\" is no metric of this run; there is validation/web/loss, "
                  "validation/books/loss"));
   CHECK(contains(override_errors({"early_stop={metric: validation/web/loss}"}), "there is no validation set to watch"));
-  CHECK(contains(
-      errors_of(kWithSets, {"early_stop.patience=3"}),
-      "early_stop.metric: is missing: what to watch: validation/NAME/loss, such as metric: validation/books/loss"));
+  CHECK(contains(errors_of(kWithSets, {"early_stop.patience=3"}),
+                 "early_stop.metric: is missing: what to watch: validation/NAME/loss or task/NAME/accuracy, such as "
+                 "metric: validation/books/loss"));
   CHECK(contains(errors_of(kWithSets, {"early_stop={metric: validation/web/loss}", "evaluate.every=0"}),
                  "evaluate.every is 0"));
+}
+
+TEST_CASE("tasks have distinct names, a tokenizer that reads text, and an accuracy to watch") {
+  const std::string tasks = "evaluate.tasks=[{name: easy, path: e.jsonl}, {name: hard, path: h.jsonl}]";
+  CHECK(override_errors({tasks}) == "accepted");
+  CHECK(override_errors({tasks, "early_stop={metric: task/hard/accuracy, target: 0.5}"}) == "accepted");
+  CHECK(contains(override_errors({tasks, "early_stop={metric: task/hrd/accuracy}"}),
+                 "early_stop.metric: \"task/hrd/accuracy\" is no metric of this run; there is task/easy/accuracy, "
+                 "task/hard/accuracy"));
+  CHECK(contains(override_errors({tasks, "evaluate.tasks.1.name=easy"}), "\"easy\" names two tasks"));
+  CHECK(contains(override_errors({"evaluate.tasks=[{name: easy}]"}), "evaluate.tasks.0.path: is missing"));
+  CHECK(contains(errors_of("data: {tokenizer: {type: ids}, train: [{path: a, type: tokens}]}\ntrain: {steps: 200}\n"
+                           "model: {vocab: 100}\n",
+                           {tasks}),
+                 "need a tokenizer that reads it, which ids is not"));
 }
 
 TEST_CASE("sources fit their kind and the tokenizer") {

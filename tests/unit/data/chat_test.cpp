@@ -52,9 +52,11 @@ TEST_CASE("conversations are rendered as transformers does, for every template")
 TEST_CASE("the templates of real tokenizers are known by their content, and give the ids of transformers") {
   if (!is_shared_data_present("tokenizers")) return;
   const nlohmann::json golden = golden_chats();
-  for (const auto& [folder, name] : {std::pair("llama3", "llama3-first"), std::pair("qwen3", "qwen3")}) {
+  for (const auto& known : {std::pair("llama3", "llama3-first"), std::pair("qwen3", "qwen3")}) {
+    const std::string folder = known.first;
+    const std::string name = known.second;
     CAPTURE(folder);
-    const auto path = shared_data("tokenizers/" + std::string(folder));
+    const auto path = shared_data("tokenizers/" + folder);
     const ChatTemplate chat = ChatTemplate::of_folder(path);
     CHECK(chat.name() == name);
     const auto tokenizer = open_bpe(path);

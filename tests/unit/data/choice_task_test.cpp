@@ -36,8 +36,9 @@ ReadRow row_of(const ChoiceTask& task, std::int64_t row, std::size_t length) {
 
 TEST_CASE("a row is the question and the choice, whose tokens alone are targets") {
   const TaskFile file;
-  const ChoiceTask task = file.open("{\"question\": \"ab \", \"choices\": [\"c\", \"de\"], \"answer\": 1}\n\n"
-                                    "{\"question\": \"\", \"choices\": [\"f\", \"g\"], \"answer\": \"f\"}\n");
+  const ChoiceTask task = file.open(
+      "{\"question\": \"ab \", \"choices\": [\"c\", \"de\"], \"answer\": 1}\n\n"
+      "{\"question\": \"\", \"choices\": [\"f\", \"g\"], \"answer\": \"f\"}\n");
   CHECK(task.num_questions() == 2);
   CHECK(task.num_rows() == 4);
   CHECK(task.row_tokens(0) == 4);
@@ -95,20 +96,23 @@ TEST_CASE("what is no question is refused by file and line") {
   CHECK(contains(file.refusal("\n"), "no question"));
   const IdsTokenizer ids(10, std::nullopt);
   const auto path = file.folder.write("task.jsonl", good);
-  CHECK(contains(message_of<UserError>([&] { ChoiceTask("t", path, ids, 8, "--task"); }), "--task: questions are text"));
+  CHECK(
+      contains(message_of<UserError>([&] { ChoiceTask("t", path, ids, 8, "--task"); }), "--task: questions are text"));
 }
 
 TEST_CASE("a choice's tokens are those that the whole text has beyond the question's") {
   if (!is_shared_data_present("tokenizers")) return;
   const TempFolder folder;
   const auto path = folder.write(
-      "task.jsonl", "{\"question\": \"The capital of France is\", \"choices\": [\"Paris\", \"Rome, Italy\"], \"answer\": 0}");
+      "task.jsonl",
+      "{\"question\": \"The capital of France is\", \"choices\": [\"Paris\", \"Rome, Italy\"], \"answer\": 0}");
   for (const char* name : {"gpt2", "llama3", "qwen3"}) {
     CAPTURE(name);
     const auto tokenizer = open_bpe(shared_data("tokenizers/" + std::string(name)));
     const ChoiceTask task("t", path, *tokenizer, 64, "--task");
     std::vector<std::int32_t> expected(tokenizer->before_document().begin(), tokenizer->before_document().end());
-    for (const std::int32_t token : tokenizer->encode("The capital of France is Rome, Italy")) expected.push_back(token);
+    for (const std::int32_t token : tokenizer->encode("The capital of France is Rome, Italy"))
+      expected.push_back(token);
     const auto length = static_cast<std::size_t>(task.row_tokens(1));
     const ReadRow row = row_of(task, 1, length);
     CHECK(row.inputs == std::vector<std::int32_t>(expected.begin(), expected.end() - 1));

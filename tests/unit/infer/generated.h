@@ -13,6 +13,7 @@ inline std::vector<GeneratedSample> generate_all(LoadedModel& model, const std::
                                                  const GenerationOptions& options, std::int64_t batch,
                                                  bool has_cache = true) {
   std::vector<std::vector<std::int32_t>> tokens;
+  tokens.reserve(prompts.size());
   for (const std::string& prompt : prompts) tokens.push_back(prompt_tokens(model, prompt, "--prompt"));
   Generator generator(model, {.context = model.transformer().spec().context, .batch = batch, .has_cache = has_cache});
   std::vector<GeneratedSample> samples;

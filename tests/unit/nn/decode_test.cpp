@@ -144,6 +144,7 @@ TEST_CASE("sequences of a batch have the logits that they have alone, whatever t
     for (const std::vector<std::int64_t>& taking_part :
          std::vector<std::vector<std::int64_t>>{{0, 1, 2, 3, 4, 5}, {5, 0, 3}, {4}, {2, 3, 0, 1, 5}}) {
       std::vector<Decoder::Step> steps;
+      steps.reserve(taking_part.size());
       for (const std::int64_t i : taking_part)
         steps.push_back({i, texts[static_cast<std::size_t>(i)][static_cast<std::size_t>(decoder.length(i))]});
       const std::span<const float> logits = decoder.step(steps);

@@ -59,6 +59,43 @@ TEST_CASE("the early-stop machine follows its table") {
   }
 }
 
+TEST_CASE("of an accuracy more is better, for the best, the patience and the target") {
+  EarlyStopState state;
+  const EarlyStopConfig config{"task/easy/accuracy", 2, 0.01, 0.9};
+  CHECK(observe(config, state, 10, 0.5).improved);
+  CHECK_FALSE(observe(config, state, 20, 0.505).improved);
+  CHECK(observe(config, state, 30, 0.6).improved);
+  CHECK(state.best == 0.6);
+  CHECK_FALSE(observe(config, state, 40, 0.2).stop);
+  const EarlyStopVerdict patient = observe(config, state, 50, 0.6);
+  CHECK(patient.stop);
+  CHECK(contains(patient.reason, "best 0.6 at step 30"));
+  EarlyStopState other;
+  CHECK_FALSE(observe(config, other, 10, 0.89).stop);
+  const EarlyStopVerdict reached = observe(config, other, 20, 0.9);
+  CHECK(reached.stop);
+  CHECK(contains(reached.reason, "reached early_stop.target 0.9"));
+}
+
+TEST_CASE("the task that is watched, and what it is measured on, decide whether a stopped run goes on") {
+  Config config;
+  config.evaluate.tasks = {{"a", "/a.jsonl"}, {"b", "/b.jsonl"}};
+  config.early_stop = EarlyStopConfig{"task/b/accuracy", 3, 0.0, {}};
+  CHECK(watched_set(config) == nullptr);
+  REQUIRE(watched_task(config) != nullptr);
+  CHECK(watched_task(config)->path == "/b.jsonl");
+  EarlyStopState state;
+  state.best = 0.5;
+  state.stopped = "why";
+  CHECK(continue_early_stop(state, config, config).stopped);
+  Config moved = config;
+  moved.evaluate.tasks[1].path = "/c.jsonl";
+  CHECK_FALSE(continue_early_stop(state, config, moved).stopped);
+  Config other = config;
+  other.early_stop->metric = "task/a/accuracy";
+  CHECK_FALSE(continue_early_stop(state, config, other).best);
+}
+
 TEST_CASE("reasons name the metric and the best") {
   EarlyStopState state;
   const EarlyStopConfig config{"validation/web/loss", 1, 0.25, {}};
