@@ -79,10 +79,11 @@ std::string missing_command(const CLI::App& app, const std::vector<std::string>&
 
 // ", as in: scaletrain run my.yaml"
 std::string example_text(const CLI::App& command) {
-  constexpr std::array<std::string_view, 14> examples = {
+  constexpr std::array<std::string_view, 15> examples = {
       "run my.yaml",
       "check my.yaml",
       "plot runs/first",
+      "metrics runs/first --csv",
       "evaluate runs/first",
       "generate runs/first --prompt \"Once\"",
       "completion bash",
@@ -176,7 +177,7 @@ int main(int argc, char** argv) {
   };
   try {
     // In the order of --help: as somebody meets them.
-    add(app, {add_run, add_check, add_schema, add_plot, add_evaluate, add_generate});
+    add(app, {add_run, add_check, add_schema, add_plot, add_metrics, add_evaluate, add_generate});
     CLI::App* data = app.add_subcommand("data", "Build, merge, inspect and verify token files");
     data->require_subcommand(1);
     add(*data, {add_data_build, add_data_merge, add_data_inspect, add_data_verify});

@@ -15,6 +15,8 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "telemetry/event_file.h"
+#include "telemetry/metrics_reader.h"
 
 namespace scaletrain {
 namespace {
@@ -132,6 +134,21 @@ MetricsWriter::MetricsWriter(std::filesystem::path file, FailureReport report, O
   open_file();
 }
 
+MetricsWriter::~MetricsWriter() = default;
+
+void MetricsWriter::add_events(std::unique_ptr<EventWriter> events) {
+  events_ = std::move(events);
+}
+
+std::optional<std::filesystem::path> MetricsWriter::event_file() const {
+  return events_ ? std::optional(events_->path()) : std::nullopt;
+}
+
+// By a writer that owns the run: another one's records are of another branch.
+EventWriter* MetricsWriter::events() const {
+  return is_ended_ ? nullptr : events_.get();
+}
+
 void MetricsWriter::open_file() {
   // O_NONBLOCK: a pipe by this name must be refused below, not waited for. O_APPEND: between a look at the file's size
   // and the write behind it another process may have written.
@@ -157,6 +174,7 @@ void MetricsWriter::write(const StartRecord& record) {
              .add("layout", record.layout)
              .add("sources", record.sources)
              .finish());
+  if (events() != nullptr) events_->begin_at(1);
 }
 
 void MetricsWriter::write(const StepRecord& record) {
@@ -174,15 +192,18 @@ void MetricsWriter::write(const StepRecord& record) {
   if (record.loss_scale) line.add("loss_scale", *record.loss_scale);
   if (record.gpu_memory_in_use) line.add("gpu_memory_in_use", *record.gpu_memory_in_use);
   append(line.finish());
+  if (events() != nullptr) events_->write(record);
 }
 
 void MetricsWriter::write(const EvaluationRecord& record) {
+  if (events() != nullptr && record.step == restarted_at_) replace_evaluations(record.step);
   append(Line("evaluation")
              .add("step", record.step)
              .add("dataset", record.dataset)
              .add("loss", record.loss)
              .add("tokens", record.tokens)
              .finish());
+  if (events() != nullptr) events_->write(record);
 }
 
 void MetricsWriter::write(const TaskRecord& record) {
@@ -216,6 +237,8 @@ void MetricsWriter::write(const RestartRecord& record) {
              .add("layout", record.layout)
              .add("sources", record.sources)
              .finish());
+  if (events() != nullptr) events_->begin_at(record.step + 1);
+  restarted_at_ = record.step;
 }
 
 void MetricsWriter::write(const SkipRecord& record) {
@@ -260,6 +283,22 @@ void MetricsWriter::write(const EndRecord& record) {
              .finish());
 }
 
+// A start that died between an evaluation left over to it and its save leaves that to the next one again. TensorBoard
+// drops single values of a step only with all others of it, which are then told once more.
+void MetricsWriter::replace_evaluations(std::int64_t step) {
+  restarted_at_.reset();
+  const auto is_of_step = [step](const auto& record) { return record.step == step; };
+  try {
+    const Metrics metrics = read_metrics(path_, DamagedLines::skip);
+    if (std::none_of(metrics.evaluations.begin(), metrics.evaluations.end(), is_of_step)) return;
+    events_->begin_at(step);
+    const auto last = std::find_if(metrics.steps.rbegin(), metrics.steps.rend(), is_of_step);
+    if (last != metrics.steps.rend()) events_->write(*last);
+  } catch (const InputError& error) {
+    fail(error.what());
+  }
+}
+
 void MetricsWriter::append(const std::string& line) {
   if (is_ended_) return;
   // The newest is given up, not the oldest: part of the oldest may be in the file already and must be completed.
@@ -292,6 +331,7 @@ bool MetricsWriter::flush() {
 }
 
 bool MetricsWriter::sync() {
+  if (events() != nullptr) events_->sync();
   if (!flush()) return false;
   int result = 0;
   do {

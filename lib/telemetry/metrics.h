@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -24,6 +25,8 @@
 #include "base/file.h"
 
 namespace scaletrain {
+
+class EventWriter;
 
 // How a run is spread over its ranks. A world of 0: not known (lines of an older program).
 struct LayoutRecord {
@@ -204,6 +207,10 @@ class MetricsWriter {
   // Opens or creates the file (as the umask says), cuts a torn last line, and appends after it. Throws InputError: that
   // happens before training, where a person can still mend it. owns: empty: always.
   explicit MetricsWriter(std::filesystem::path file, FailureReport report = {}, Ownership owns = {});
+  ~MetricsWriter();
+
+  // From here on steps, evaluations and where training goes back to are written for TensorBoard too.
+  void add_events(std::unique_ptr<EventWriter> events);
 
   // The calls below never throw for a failing file.
   void write(const StartRecord& record);
@@ -217,13 +224,18 @@ class MetricsWriter {
   void write(const EarlyStopRecord& record);
   void write(const EndRecord& record);
 
-  // Writes what is waiting and fsyncs: called at checkpoints. False if the lines are not safe on disk.
+  // Writes what is waiting and fsyncs: called at checkpoints. False if the lines are not safe on disk. TensorBoard's
+  // file is synced too, and is not what the answer is about.
   bool sync();
 
   std::int64_t failures() const { return failures_; }  // writes and syncs that failed
   const std::filesystem::path& path() const { return path_; }
+  // TensorBoard's, where there is one. By any thread after add_events().
+  std::optional<std::filesystem::path> event_file() const;
 
  private:
+  EventWriter* events() const;
+  void replace_evaluations(std::int64_t step);
   void append(const std::string& line);
   bool flush();
   // Opens or creates it and cuts a torn last line; throws InputError and has the old one open still.
@@ -244,8 +256,10 @@ class MetricsWriter {
   FileDescriptor file_;
   FailureReport report_;
   Ownership owns_;
-  std::string waiting_;    // whole lines that are not known to be in the file
-  std::uint64_t end_ = 0;  // of the last whole line in the file
+  std::unique_ptr<EventWriter> events_;
+  std::optional<std::int64_t> restarted_at_;  // this writer's last restart line, until an evaluation of that step
+  std::string waiting_;                       // whole lines that are not known to be in the file
+  std::uint64_t end_ = 0;                     // of the last whole line in the file
   bool failing_ = false;
   bool is_ended_ = false;  // another process owns the run: nothing more is written
   std::int64_t failures_ = 0;

@@ -27,6 +27,7 @@ Command add_worker(CLI::App& app);  // hidden: what run starts, once per rank
 Command add_check(CLI::App& app);
 Command add_schema(CLI::App& app);
 Command add_plot(CLI::App& app);
+Command add_metrics(CLI::App& app);
 Command add_completion(CLI::App& app);
 Command add_evaluate(CLI::App& app);
 Command add_generate(CLI::App& app);

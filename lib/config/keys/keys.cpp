@@ -504,7 +504,8 @@ void add_rest(KeyTable<Config>& table) {
                        "Steps between lines for people, off a terminal; auto: some at first, then one every 30 s. "
                        "metrics.jsonl has every step."},
                       optional(at_least(1), "auto"), FIELD(log.every)));
-  table.push_back(top({"log.tensorboard", "", "Write TensorBoard event files."}, BoolCodec(), FIELD(log.tensorboard)));
+  table.push_back(top({"log.tensorboard", "", "Write TensorBoard event files into tensorboard/ of the run folder."},
+                      BoolCodec(), FIELD(log.tensorboard)));
   table.push_back(top({"log.peak_tflops", "TFLOP/s",
                        "A rank's device at its best, of which mfu is a share; auto: a GPU's data sheet, or matrix "
                        "products, which a start measures for 0.2 s."},

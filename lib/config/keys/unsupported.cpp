@@ -30,7 +30,6 @@ constexpr std::array<UnsupportedValue, 10> kTable = {{
     {"precision.reduce", "tf32 | fp16",
      [](const Config& c) { return c.precision.reduce != Precision::fp32 && c.precision.reduce != Precision::bf16; },
      "fp32 or bf16"},
-    {"log.tensorboard", "true", [](const Config& c) { return c.log.tensorboard; }, "false"},
 }};
 
 constexpr std::array<UnsupportedKey, 9> kKeys = {{

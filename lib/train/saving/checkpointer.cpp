@@ -446,6 +446,7 @@ void Checkpointer::Impl::copy_and_write() {
     // which training uses meanwhile.
     try {
       sync_file(parts.paths.metrics());
+      if (parts.metrics != nullptr && parts.metrics->event_file()) sync_file(*parts.metrics->event_file());
     } catch (const InputError& error) {
       parts.log.warn(error.what());
     }

@@ -13,6 +13,7 @@
 #include "base/process/memory_limit.h"
 #include "config/keys/keys.h"
 #include "config/load.h"
+#include "telemetry/event_file.h"
 #include "telemetry/metrics.h"
 #include "train/data/data_agreement.h"
 #include "train/data/data_files.h"
@@ -101,6 +102,14 @@ void tell_notice_of_another(WorkerParts& parts, StartUp& start_up) {
   if (!notice.empty()) parts.log.warn(notice);
 }
 
+std::unique_ptr<MetricsWriter> open_metrics(WorkerParts& parts, const WorkerOptions& options) {
+  const auto report = [&parts](const std::string& text) { parts.log.error(text); };
+  auto metrics = std::make_unique<MetricsWriter>(options.paths.metrics(), report, options.hooks.may_commit);
+  if (parts.config.log.tensorboard)
+    metrics->add_events(std::make_unique<EventWriter>(options.paths.tensorboard(), report));
+  return metrics;
+}
+
 // Fills `run` as it goes, so that what fails on the way is told before it is torn down.
 void start_run(const WorkerOptions& options, StartUp& start_up, Started& run) {
   if (options.place.world > 1 && options.hooks.entered) options.hooks.entered(options.start.step, true);
@@ -113,10 +122,7 @@ void start_run(const WorkerOptions& options, StartUp& start_up, Started& run) {
   note_data_files(parts, options);
   run.fingerprint = fingerprint_of(parts);
   const bool restarted = options.start.checkpoint || options.start.generation > 0 || has_begun(options.paths.metrics());
-  if (parts.is_first())
-    run.metrics = std::make_unique<MetricsWriter>(
-        options.paths.metrics(), [&parts](const std::string& text) { parts.log.error(text); },
-        options.hooks.may_commit);
+  if (parts.is_first()) run.metrics = open_metrics(parts, options);
   Beginning begin = begin_from(checkpoint.get(), parts, options, run.fingerprint);
   settle_data(parts, begin);
   settle_early_stop(parts, begin.state);

@@ -36,6 +36,7 @@ struct RunPaths {
   std::filesystem::path config() const { return folder / "config.yaml"; }
   std::filesystem::path source_config() const { return folder / "config.source.yaml"; }
   std::filesystem::path metrics() const { return folder / "metrics.jsonl"; }
+  std::filesystem::path tensorboard() const { return folder / "tensorboard"; }
   std::filesystem::path logs() const { return folder / "logs"; }
   std::filesystem::path checkpoints() const { return folder / "checkpoints"; }
   std::filesystem::path lock() const { return folder / "lock.json"; }

@@ -19,6 +19,7 @@ TEST_CASE("every_command_explains_itself") {
                                                           {"check"},
                                                           {"schema"},
                                                           {"plot"},
+                                                          {"metrics"},
                                                           {"completion"},
                                                           {"evaluate"},
                                                           {"generate"},

@@ -31,7 +31,7 @@ void check_golden(const std::string& name, const std::vector<std::string>& argum
 TEST_CASE("the help of every command is what was reviewed, in lines of at most 80 columns") {
   check_golden("help", {"--help"});
   for (const std::string command :
-       {"run", "check", "schema", "plot", "evaluate", "generate", "checkpoint", "data", "completion"})
+       {"run", "check", "schema", "plot", "metrics", "evaluate", "generate", "checkpoint", "data", "completion"})
     check_golden("help-" + command, {command, "--help"});
   for (const std::string command : {"list", "inspect", "verify", "export"})
     check_golden("help-checkpoint-" + command, {"checkpoint", command, "--help"});

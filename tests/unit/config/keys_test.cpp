@@ -201,8 +201,7 @@ TEST_CASE("values whose feature does not exist are refused by name") {
                          "data.train.0.type=parquet",  "data.validation=[{name: a, path: b, type: Parquet}]",
                          "train.optimizer.type=muon",  "train.optimizer.type=Lion",
                          "train.lr_schedule.type=wsd", "train.label_smoothing=0.1",
-                         "precision.compute=fp8",      "precision.reduce=fp16",
-                         "log.tensorboard=true"};
+                         "precision.compute=fp8",      "precision.reduce=fp16"};
   std::set<std::string> refused;
   for (const std::string text : asked) {
     const std::string report = override_errors({text});
@@ -251,17 +250,19 @@ TEST_CASE("values whose feature does not exist are refused by name") {
                            "precision.loss_scale=dynamic",
                            "precision={reduce: bf16}",
                            "parallel.zero=0",
-                           "parallel.zero=3"})
+                           "parallel.zero=3",
+                           "log.tensorboard=true"})
     CHECK(override_errors({text}) == "accepted");
 }
 
 TEST_CASE("check may load what cannot run yet") {
   const LoadedConfig loaded =
-      load_text(kLeast + "precision: {reduce: fp16}\n", {"log.tensorboard=true"}, {}, {.allow_unsupported = true});
+      load_text(kLeast + "precision: {reduce: fp16}\n", {"train.label_smoothing=0.5"}, {}, {.allow_unsupported = true});
   CHECK(loaded.config.precision.reduce == Precision::fp16);
   REQUIRE(loaded.unsupported.size() == 2);
-  CHECK(loaded.unsupported[0] == "c.yaml:3:21: precision.reduce: fp16 is not supported yet; use fp32 or bf16");
-  CHECK(loaded.unsupported[1] == "--set log.tensorboard=true: log.tensorboard: true is not supported yet; use false");
+  CHECK(loaded.unsupported[1] == "c.yaml:3:21: precision.reduce: fp16 is not supported yet; use fp32 or bf16");
+  CHECK(loaded.unsupported[0] ==
+        "--set train.label_smoothing=0.5: train.label_smoothing: 0.5 is not supported yet; use 0");
   CHECK(unsupported_values(loaded.config).size() == 2);
 }
 
