@@ -124,8 +124,8 @@ std::string host_name() {
 
 fs::path new_name(const fs::path& folder) {
   static int count = 0;
-  return folder / fmt::format("{}{:010}.{}.{}.{}", name_begin, seconds_of_next(folder), host_name(), ::getpid(),
-                              count++);
+  return folder /
+         fmt::format("{}{:010}.{}.{}.{}", name_begin, seconds_of_next(folder), host_name(), ::getpid(), count++);
 }
 
 // O_EXCL: a name that is taken is another writer's file.
@@ -252,9 +252,10 @@ bool EventWriter::begin_anew() {
   const double now = seconds_now();
   waiting_.insert(0, event_of_version(now) + (begin_ ? event_of_start(now, *begin_) : std::string()));
   if (report_)
-    report_(fmt::format("{}: the file was removed, moved or cut while the run goes on; the scalars from here on are in a "
-                        "new one",
-                        path_.string()));
+    report_(
+        fmt::format("{}: the file was removed, moved or cut while the run goes on; the scalars from here on are in a "
+                    "new one",
+                    path_.string()));
   return true;
 }
 

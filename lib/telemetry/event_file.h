@@ -68,8 +68,8 @@ class EventWriter {
   std::filesystem::path path_;
   FailureReport report_;
   FileDescriptor file_;
-  std::string waiting_;  // whole records that are not known to be in the file
-  std::uint64_t end_ = 0;  // of the last whole record in the file
+  std::string waiting_;                // whole records that are not known to be in the file
+  std::uint64_t end_ = 0;              // of the last whole record in the file
   std::optional<std::int64_t> begin_;  // of begin_at()
   bool failing_ = false;
 };

@@ -95,9 +95,9 @@ std::vector<Column> chosen(const std::vector<Column>& columns, const std::vector
         std::find_if(columns.begin(), columns.end(), [&key](const Column& column) { return column.key == key; });
     if (found == columns.end()) {
       const auto nearest = nearest_word(key, names);
-      throw UserError(fmt::format("--keys: this run has no {}; {}", quoted(key),
-                                  nearest ? "did you mean " + *nearest + "?"
-                                          : fmt::format("there are: {}", fmt::join(names, ", "))));
+      throw UserError(fmt::format(
+          "--keys: this run has no {}; {}", quoted(key),
+          nearest ? "did you mean " + *nearest + "?" : fmt::format("there are: {}", fmt::join(names, ", "))));
     }
     out.push_back(*found);
   }
@@ -199,8 +199,7 @@ std::string to_columns(const MetricsTable& table) {
     for (std::size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], line[i].size());
   std::string out;
   for (const auto& line : lines) {
-    for (std::size_t i = 0; i < line.size(); ++i)
-      out += fmt::format("{}{:>{}}", i > 0 ? "  " : "", line[i], widths[i]);
+    for (std::size_t i = 0; i < line.size(); ++i) out += fmt::format("{}{:>{}}", i > 0 ? "  " : "", line[i], widths[i]);
     out += '\n';
   }
   return out;

@@ -17,8 +17,7 @@ constexpr double tensorboard_patience = 60.0;
 void check_shown_as_in_metrics(const fs::path& run) {
   const Trajectory expected = trajectory_of(run);
   auto shown = EventFileReader::shown(run / "tensorboard");
-  for (const char* tag :
-       {"loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu", "step_seconds"}) {
+  for (const char* tag : {"loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu", "step_seconds"}) {
     CAPTURE(tag);
     CHECK(shown[tag].size() == expected.steps.size());
     for (const auto& [step, values] : shown[tag]) CHECK_MESSAGE(values.size() == 1, "step ", step);
@@ -63,8 +62,7 @@ TEST_CASE("a_folder_for_tensorboard_that_cannot_be_made_ends_the_start_and_witho
   const fs::path run = workspace() / "unseen";
   workspace().write("unseen/tensorboard", "a file");
   const std::vector<std::string> short_run = {"train.steps=20"};
-  const Ended refused =
-      workspace().run(workspace().training("unseen", {"log.tensorboard=true", short_run.front()}));
+  const Ended refused = workspace().run(workspace().training("unseen", {"log.tensorboard=true", short_run.front()}));
   CAPTURE(refused.errors);
   CHECK(refused.exit_code == 3);
   CHECK(refused.says((run / "tensorboard").string()));

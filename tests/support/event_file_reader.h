@@ -1,6 +1,6 @@
-// Reads TensorBoard's event files by their description, sharing nothing with what writes them: TFRecord framing with its
-// checksums bit by bit, and of the protobuf messages the fields that scalars need. Whatever is not as described is a
-// failed test.
+// Reads TensorBoard's event files by their description, sharing nothing with what writes them: TFRecord framing with
+// its checksums bit by bit, and of the protobuf messages the fields that scalars need. Whatever is not as described is
+// a failed test.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -162,9 +162,12 @@ class EventFileReader {
   static std::pair<std::string, float> scalar(std::string_view message) {
     std::pair<std::string, float> out;
     for_each_field(message, [&out](int key, std::uint64_t value, std::string_view bytes) {
-      if (key == (1 << 3 | 2)) out.first = bytes;
-      else if (key == (2 << 3 | 5)) out.second = std::bit_cast<float>(static_cast<std::uint32_t>(value));
-      else FAIL("a field that nobody writes: " << key);
+      if (key == (1 << 3 | 2))
+        out.first = bytes;
+      else if (key == (2 << 3 | 5))
+        out.second = std::bit_cast<float>(static_cast<std::uint32_t>(value));
+      else
+        FAIL("a field that nobody writes: " << key);
     });
     return out;
   }

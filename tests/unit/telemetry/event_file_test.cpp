@@ -77,14 +77,9 @@ TEST_CASE("an event file begins with its version and has the scalars of steps an
   CHECK(events[2].step == 1);
   CHECK(events[2].seconds >= before);
   CHECK(events[2].seconds < before + 600);
-  const std::vector<std::pair<std::string, float>> scalars = {{"loss", 2.5f},
-                                                              {"learning_rate", 0.125f},
-                                                              {"grad_norm", 1.25f},
-                                                              {"tokens_per_second", 128.0f},
-                                                              {"mfu", 0.375f},
-                                                              {"step_seconds", 0.5f},
-                                                              {"loss_scale", 65536.0f},
-                                                              {"gpu_memory_in_use", 3221225472.0f}};
+  const std::vector<std::pair<std::string, float>> scalars = {
+      {"loss", 2.5f},  {"learning_rate", 0.125f}, {"grad_norm", 1.25f},     {"tokens_per_second", 128.0f},
+      {"mfu", 0.375f}, {"step_seconds", 0.5f},    {"loss_scale", 65536.0f}, {"gpu_memory_in_use", 3221225472.0f}};
   CHECK(events[2].scalars == scalars);
   CHECK(events[3].step == 300);
   CHECK(events[3].scalars == std::vector<std::pair<std::string, float>>{{"validation/web/loss", 3.5f}});
@@ -194,8 +189,10 @@ TEST_CASE("an event file that is removed or cut while the run goes on is made ag
     metrics->write(StartRecord{});
     metrics->write(step(1, 1.0));
     const fs::path file = files_of(run / "tensorboard").at(0);
-    if (is_cut) fs::resize_file(file, fs::file_size(file) - 3);
-    else fs::remove_all(run / "tensorboard");
+    if (is_cut)
+      fs::resize_file(file, fs::file_size(file) - 3);
+    else
+      fs::remove_all(run / "tensorboard");
     metrics->write(step(2, 1.0));
     metrics->write(step(3, 1.0));
   }

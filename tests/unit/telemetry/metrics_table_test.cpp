@@ -35,10 +35,11 @@ std::string message_of(const Metrics& metrics, const std::vector<std::string>& k
 }  // namespace
 
 TEST_CASE("a table has a line per step with its evaluations, and numbers to the bit") {
-  CHECK(to_csv(table_of(two_steps(), {"loss", "grad_norm", "skip", "validation/a,\"b\"/loss", "validation/web/loss"})) ==
-        "step,loss,grad_norm,skip,\"validation/a,\"\"b\"\"/loss\",validation/web/loss\n"
-        "1,0.1,0.3333333333333333,,,\n"
-        "2,nan,2.0,non-finite gradient,4.5,3.5\n");
+  CHECK(
+      to_csv(table_of(two_steps(), {"loss", "grad_norm", "skip", "validation/a,\"b\"/loss", "validation/web/loss"})) ==
+      "step,loss,grad_norm,skip,\"validation/a,\"\"b\"\"/loss\",validation/web/loss\n"
+      "1,0.1,0.3333333333333333,,,\n"
+      "2,nan,2.0,non-finite gradient,4.5,3.5\n");
   CHECK(to_json_lines(table_of(two_steps(), {"validation/web/loss", "loss", "tokens"})) ==
         "{\"step\":1,\"loss\":0.1,\"tokens\":64}\n"
         "{\"step\":2,\"validation/web/loss\":3.5,\"loss\":null,\"tokens\":128}\n");
@@ -49,9 +50,18 @@ TEST_CASE("a table has a line per step with its evaluations, and numbers to the 
 }
 
 TEST_CASE("a table has the columns of which a step has a number, in one order, and step once") {
-  const std::vector<std::string> keys = {
-      "step",         "tokens", "loss",            "learning_rate", "grad_norm",           "step_seconds",
-      "tokens_per_second", "mfu", "elapsed_seconds", "skip",          "validation/web/loss", "validation/a,\"b\"/loss"};
+  const std::vector<std::string> keys = {"step",
+                                         "tokens",
+                                         "loss",
+                                         "learning_rate",
+                                         "grad_norm",
+                                         "step_seconds",
+                                         "tokens_per_second",
+                                         "mfu",
+                                         "elapsed_seconds",
+                                         "skip",
+                                         "validation/web/loss",
+                                         "validation/a,\"b\"/loss"};
   CHECK(table_of(two_steps()).keys == keys);
   CHECK(table_of(two_steps(), {"loss", "step"}).keys == std::vector<std::string>{"step", "loss"});
   // Known, though this run has none: a script may ask for it of every run.
@@ -67,7 +77,7 @@ TEST_CASE("of a step that was cut the evaluation is a line by itself") {
 
 TEST_CASE("a column that there is not is refused with those that there are") {
   CHECK(message_of(two_steps(), {"lss"}) == "--keys: this run has no \"lss\"; did you mean loss?");
-  CHECK(message_of(two_steps(), {"perplexity"}).starts_with(
-      "--keys: this run has no \"perplexity\"; there are: step, tokens, loss, "));
+  CHECK(message_of(two_steps(), {"perplexity"})
+            .starts_with("--keys: this run has no \"perplexity\"; there are: step, tokens, loss, "));
   CHECK(message_of(two_steps(), {"loss", "loss"}) == "--keys: loss is there twice");
 }
