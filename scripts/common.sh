@@ -60,7 +60,7 @@ fetch_cudnn_frontend() {
 
 build_packages=(g++ cmake ninja-build pkg-config git ca-certificates libyaml-cpp-dev libcli11-dev nlohmann-json3-dev libspdlog-dev
   libfmt-dev libxxhash-dev libdnnl-dev ocl-icd-opencl-dev libgloo-dev libsodium-dev zlib1g-dev
-  libzstd-dev)
+  libzstd-dev libsentencepiece-dev)
 test_packages=(doctest-dev vim-runtime ccache slurm-wlm munge)
 check_packages=(clang-format-14 clang-tidy-14)
 sanitizer_packages=(clang-14 libclang-rt-14-dev)  # fuzz targets too

@@ -314,11 +314,13 @@ class Rules {
     }
     if (tokenizer.end_of_document && tokenizer.type == TokenizerKind::bytes) {
       refuse({"data.tokenizer.end_of_document", "data.tokenizer.type"},
-             fmt::format("only for tokenizers ids and bpe; {} brings its own", to_text(tokenizer.type)));
+             fmt::format("tokenizer {} has a token for it already; leave it out", to_text(tokenizer.type)));
     }
-    if (tokenizer.type == TokenizerKind::bpe && !tokenizer.path && are_fine({"data.tokenizer.path"})) {
+    const bool has_files = tokenizer.type == TokenizerKind::bpe || tokenizer.type == TokenizerKind::sentencepiece;
+    if (has_files && !tokenizer.path && are_fine({"data.tokenizer.path"})) {
       refuse({"data.tokenizer.path", "data.tokenizer.type"},
-             "tokenizer bpe needs it: a tokenizer.json, or a folder that holds one");
+             fmt::format("tokenizer {} needs it: a {}, or a folder that holds one", to_text(tokenizer.type),
+                         tokenizer.type == TokenizerKind::bpe ? "tokenizer.json" : "tokenizer.model"));
     }
     const auto& vocab = config_.model.vocab;
     if (tokenizer.end_of_document && vocab && is_ids && *tokenizer.end_of_document >= *vocab) {

@@ -356,8 +356,9 @@ UserError text_refusal(const SourceSpec& spec, const FoundFile& file, const std:
   return UserError(fmt::format(
       "{}: {} is text, but the tokenizer ({}) reads token files only{}", path_key(spec), file.path.string(), tokenizer,
       spec.key.starts_with("--")
-          ? "; for a Hugging Face folder, --tokenizer bytes reads text as bytes, --tokenizer bpe by its tokenizer.json"
-          : "; name token files, or set data.tokenizer.type: bytes or bpe"));
+          ? "; for a Hugging Face folder, --tokenizer bytes reads text as bytes, --tokenizer bpe or "
+            "sentencepiece by its tokenizer"
+          : "; name token files, or set data.tokenizer.type: bytes, bpe or sentencepiece"));
 }
 
 UserError hidden_documents_refusal(const SourceSpec& spec, const DocumentsConfig& documents, const TokenFile& file) {

@@ -11,6 +11,7 @@
 #include "checkpoint/hugging_face/hugging_face.h"
 #include "config/load.h"
 #include "data/tokens/bpe/bpe_tokenizer.h"
+#include "data/tokens/sentencepiece/sentencepiece_tokenizer.h"
 
 namespace scaletrain {
 
@@ -29,8 +30,13 @@ TokenizerConfig carried_tokenizer(const Config& config, const Checkpoint& checkp
 }
 
 // By the tokenizer files of a Hugging Face folder.
-std::unique_ptr<Tokenizer> folder_tokenizer(const fs::path& folder, std::int64_t model_vocab) {
-  auto tokenizer = std::make_unique<BpeTokenizer>(read_bpe_spec(folder), std::nullopt);
+std::unique_ptr<Tokenizer> folder_tokenizer(const fs::path& folder, TokenizerKind kind, std::int64_t model_vocab) {
+  std::unique_ptr<Tokenizer> tokenizer;
+  if (kind == TokenizerKind::sentencepiece) {
+    tokenizer = std::make_unique<SentencePieceTokenizer>(folder, std::nullopt);
+  } else {
+    tokenizer = std::make_unique<BpeTokenizer>(read_bpe_spec(folder), std::nullopt);
+  }
   if (tokenizer->vocab_size() > model_vocab)
     throw InputError(fmt::format("{}: the tokenizer has {} tokens, the model's vocabulary {}",
                                  tokenizer->files().front().string(), tokenizer->vocab_size(), model_vocab));
@@ -132,19 +138,41 @@ struct LoadedModel::Impl {
     checkpoint.load(*store, *stream, false);
   }
 
-  void open_folder_tokenizer(const fs::path& path, bool is_asked_for) {
+  void open_folder_tokenizer(const fs::path& path, TokenizerKind kind) {
+    tokenizer = folder_tokenizer(path, kind, *config.model.vocab);
+    config.data.tokenizer.type = kind;
+    config.data.tokenizer.path = path.string();
+  }
+
+  void open_asked_tokenizer(const fs::path& path, TokenizerKind kind) {
     try {
-      tokenizer = folder_tokenizer(path, *config.model.vocab);
-      config.data.tokenizer.type = TokenizerKind::bpe;
-      config.data.tokenizer.path = path.string();
+      open_folder_tokenizer(path, kind);
     } catch (const InputError& error) {
-      if (is_asked_for)
-        throw InputError(
-            fmt::format("{}; `--tokenizer ids` or `bytes` reads the model without it", std::string_view(error.what())));
-      tokenizer_notice = fmt::format(
-          "text is read as token ids, since the folder's tokenizer cannot be used (`--tokenizer bpe` would refuse): {}",
-          std::string_view(error.what()));
+      throw InputError(
+          fmt::format("{}; `--tokenizer ids` or `bytes` reads the model without it", std::string_view(error.what())));
     }
+  }
+
+  // The first of the folder's that can be used, if one can.
+  void find_folder_tokenizer(const fs::path& path) {
+    std::vector<TokenizerKind> kinds;
+    if (holds_bpe_files(path)) kinds.push_back(TokenizerKind::bpe);
+    if (holds_sentencepiece_file(path)) kinds.push_back(TokenizerKind::sentencepiece);
+    std::string problem;
+    std::string refused;
+    for (const TokenizerKind kind : kinds) {
+      try {
+        open_folder_tokenizer(path, kind);
+        break;
+      } catch (const InputError& error) {
+        problem = error.what();
+        refused = to_text(kind);
+      }
+    }
+    if (problem.empty()) return;
+    tokenizer_notice =
+        fmt::format("text is read {}, since the folder's tokenizer cannot be used (`--tokenizer {}` would refuse): {}",
+                    tokenizer ? "by its tokenizer.model" : "as token ids", refused, problem);
   }
 
   void open_hugging_face(const fs::path& path, std::optional<TokenizerKind> asked) {
@@ -155,8 +183,8 @@ struct LoadedModel::Impl {
           "attention reaches {} tokens back in this model (sliding window), and beyond that is not supported: its "
           "context is taken as so many",
           *window);
-    const bool is_asked_for = asked == TokenizerKind::bpe;
-    if (is_asked_for || (!asked && holds_bpe_files(path))) open_folder_tokenizer(path, is_asked_for);
+    if (!asked) find_folder_tokenizer(path);
+    if (asked == TokenizerKind::bpe || asked == TokenizerKind::sentencepiece) open_asked_tokenizer(path, *asked);
     if (!tokenizer) {
       config.data.tokenizer.type = asked.value_or(TokenizerKind::ids);
       tokenizer = make_tokenizer(config.data.tokenizer, config.model.vocab);

@@ -37,8 +37,8 @@ class LoadedModel {
  public:
   // Reads and verifies the weights. The backend and stream must outlive it. Of a Hugging Face
   // folder `hugging_face_tokenizer` says how text is read: as bytes, as a list of ids, or by the folder's tokenizer
-  // (bpe; InputError where that cannot be). Nothing: by the folder's tokenizer where there is one that can be used,
-  // else as ids.
+  // (bpe, sentencepiece; InputError where that cannot be). Nothing: by the folder's tokenizer where there is one that
+  // can be used, else as ids.
   LoadedModel(const LocatedModel& location, Backend& backend, Stream& stream,
               std::optional<TokenizerKind> hugging_face_tokenizer = TokenizerKind::ids);
   ~LoadedModel();

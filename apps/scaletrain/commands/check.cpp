@@ -63,8 +63,7 @@ std::string joined_lines(const std::vector<std::string>& lines) {
 // Nothing where the vocabulary is that of a tokenizer that does not exist yet, or whose files are not there.
 std::optional<RunPlan> plan_without_data(const Config& config, std::optional<std::int64_t> world) {
   const TokenizerKind tokenizer = config.data.tokenizer.type;
-  const bool is_here =
-      tokenizer == TokenizerKind::bpe && config.data.tokenizer.path && path_exists(*config.data.tokenizer.path);
+  const bool is_here = config.data.tokenizer.path && path_exists(*config.data.tokenizer.path);
   if (tokenizer == TokenizerKind::bytes || tokenizer == TokenizerKind::ids || is_here) return plan_for(config, world);
   if (config.model.vocab) return make_run_plan(config, *config.model.vocab, world);
   return std::nullopt;

@@ -211,6 +211,7 @@ ExitCode export_model(const ExportArguments& arguments) {
   request.model.vocab = model.transformer().spec().vocab;
   request.tokens = {.begin = first_of(model.tokenizer().before_document()), .end = model.tokenizer().end_of_document()};
   for (const fs::path& file : model.tokenizer().files()) request.tokenizer_files.push_back(file);
+  if (model.config().data.tokenizer.type == TokenizerKind::sentencepiece) request.tokenizer_name = "tokenizer.model";
   const TensorReader read = [&](const Parameter& parameter, View out) {
     backend->copy(*stream, model.store().master(parameter.name), out);
     stream->synchronize();

@@ -26,6 +26,7 @@ LocatedModel locate(const ModelArgument& argument) {
 std::optional<TokenizerKind> chosen_tokenizer(const ModelArgument& argument) {
   if (argument.tokenizer.empty()) return std::nullopt;
   if (argument.tokenizer == "bytes") return TokenizerKind::bytes;
+  if (argument.tokenizer == "sentencepiece") return TokenizerKind::sentencepiece;
   return argument.tokenizer == "ids" ? TokenizerKind::ids : TokenizerKind::bpe;
 }
 
@@ -43,9 +44,9 @@ void ModelArgument::declare(CLI::App& command, std::vector<std::string>* several
   command
       .add_option("--tokenizer", tokenizer,
                   "How a Hugging Face model's text is read: bpe, by the folder's tokenizer.json or vocab.json and "
-                  "merges.txt (the default where they can be used), bytes, or ids, which are token ids separated by "
-                  "spaces")
-      ->check(CLI::IsMember({"bpe", "bytes", "ids"}));
+                  "merges.txt, sentencepiece, by its tokenizer.model (the default: the first of these that can be "
+                  "used), bytes, or ids, which are token ids separated by spaces")
+      ->check(CLI::IsMember({"bpe", "sentencepiece", "bytes", "ids"}));
   declare_best(command, best);
 }
 

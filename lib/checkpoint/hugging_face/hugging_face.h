@@ -58,10 +58,11 @@ struct SpecialTokens {
 };
 
 struct HuggingFaceExport {
-  std::filesystem::path folder;                        // must not exist, or be empty
-  ModelConfig model;                                   // vocab set
-  DType dtype = DType::f32;                            // f32 | bf16 | f16
-  std::vector<std::filesystem::path> tokenizer_files;  // a single one is a tokenizer.json, by whatever name
+  std::filesystem::path folder;  // must not exist, or be empty
+  ModelConfig model;             // vocab set
+  DType dtype = DType::f32;      // f32 | bf16 | f16
+  std::vector<std::filesystem::path> tokenizer_files;
+  std::string tokenizer_name = "tokenizer.json";  // by which a single one of them is found; several keep theirs
   std::uint64_t max_shard_bytes = 5ull << 30;
   SpecialTokens tokens{};
 };

@@ -150,7 +150,8 @@ class Export {
     std::set<std::string> names = {"config.json", "model.safetensors.index.json", "manifest.json"};
     for (const fs::path& file : request_.tokenizer_files) {
       // The name by which the folder's readers find it; those of several files are fixed already.
-      const std::string name = request_.tokenizer_files.size() == 1 ? "tokenizer.json" : file.filename().string();
+      const std::string name =
+          request_.tokenizer_files.size() == 1 ? request_.tokenizer_name : file.filename().string();
       if (!names.insert(name).second) {
         throw InputError(fmt::format("{}: a tokenizer file of this name cannot be exported", file.string()));
       }

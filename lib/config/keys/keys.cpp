@@ -315,11 +315,13 @@ void add_data(KeyTable<Config>& table) {
   table.push_back(top({"data.tokenizer.type", "", "How text becomes tokens; ids: token files bring their own.", never},
                       EnumCodec<TokenizerKind>(), FIELD(data.tokenizer.type)));
   table.push_back(top({"data.tokenizer.path", "",
-                       "The tokenizer's file or folder: tokenizer.json, or vocab.json with merges.txt (bpe)."},
+                       "The tokenizer's file or folder: tokenizer.json, or vocab.json with merges.txt (bpe); "
+                       "tokenizer.model (sentencepiece)."},
                       optional(path_text()), FIELD(data.tokenizer.path)));
-  table.push_back(top({"data.tokenizer.end_of_document", "",
-                       "The token that ends a document (ids; bpe: where the tokenizer does not say).", never},
-                      optional(at_least(0, kMaxVocab)), FIELD(data.tokenizer.end_of_document)));
+  table.push_back(
+      top({"data.tokenizer.end_of_document", "",
+           "The token that ends a document (ids; bpe, sentencepiece: where the tokenizer does not say).", never},
+          optional(at_least(0, kMaxVocab)), FIELD(data.tokenizer.end_of_document)));
   table.push_back(
       top({"data.documents.attention", "",
            "What a token attends to: all of the sample before it (across), or of its document, whose positions then "

@@ -15,11 +15,8 @@ namespace scaletrain {
 
 namespace {
 
-constexpr std::array<UnsupportedValue, 10> kTable = {{
+constexpr std::array<UnsupportedValue, 9> kTable = {{
     {"model.dropout", "above 0", [](const Config& c) { return c.model.dropout > 0; }, "0"},
-    {"data.tokenizer.type", "sentencepiece",
-     [](const Config& c) { return c.data.tokenizer.type == TokenizerKind::sentencepiece; },
-     "bytes or bpe for text, or ids for token files"},
     {"data.train[].type", "parquet", nullptr, "text, jsonl or tokens"},
     {"data.validation[].type", "parquet", nullptr, "text, jsonl or tokens"},
     {"train.optimizer.type", "lion | lamb | lars | muon | adafactor", nullptr, "adamw or sgd"},

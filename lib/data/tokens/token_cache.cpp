@@ -79,15 +79,13 @@ class TokenSink final : public DocumentSink {
     // Where there is none, the next look is at twice as much: all looks together then take linear time.
     wanted_ = cut == 0 ? 2 * pending_.size() : kEncodeBytes;
     if (cut == 0) return;
-    begin_document();
-    writer_.append(tokenizer_.encode(std::string_view(pending_).substr(0, cut)));
+    append(std::string_view(pending_).substr(0, cut));
     pending_.erase(0, cut);
   }
 
   void end_document(std::uint64_t) override {
     if (!pending_.empty() || started_) {
-      begin_document();
-      writer_.append(tokenizer_.encode(pending_));
+      append(pending_);
       if (const auto end = tokenizer_.end_of_document()) writer_.append(std::array{*end});
       writer_.end_document();
     }
@@ -99,8 +97,9 @@ class TokenSink final : public DocumentSink {
  private:
   static constexpr std::size_t kEncodeBytes = 1u << 20;
 
-  void begin_document() {
+  void append(std::string_view part) {
     if (!started_) writer_.append(tokenizer_.before_document());
+    writer_.append(started_ ? tokenizer_.encode_rest(part) : tokenizer_.encode(part));
     started_ = true;
   }
 

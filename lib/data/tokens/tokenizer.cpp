@@ -8,6 +8,7 @@
 #include "base/hash.h"
 #include "base/text.h"
 #include "data/tokens/bpe/bpe_tokenizer.h"
+#include "data/tokens/sentencepiece/sentencepiece_tokenizer.h"
 
 namespace scaletrain {
 namespace {
@@ -24,6 +25,26 @@ void check_vocab(const Tokenizer& tokenizer, std::optional<std::int64_t> model_v
   if (model_vocab && *model_vocab < tokenizer.vocab_size())
     throw UserError(fmt::format("model.vocab: {} is too small; the tokenizer has {} tokens (use auto)", *model_vocab,
                                 tokenizer.vocab_size()));
+}
+
+std::unique_ptr<Tokenizer> make_file_tokenizer(const TokenizerConfig& config, std::optional<std::int64_t> model_vocab) {
+  const bool is_bpe = config.type == TokenizerKind::bpe;
+  const std::string_view file = is_bpe ? "tokenizer.json" : "tokenizer.model";
+  if (!config.path)
+    throw UserError(fmt::format("data.tokenizer.path: the tokenizer type {} needs it: a {}, or a folder that holds one",
+                                is_bpe ? "bpe" : "sentencepiece", file));
+  std::unique_ptr<Tokenizer> tokenizer;
+  try {
+    if (is_bpe) {
+      tokenizer = std::make_unique<BpeTokenizer>(read_bpe_spec(*config.path), config.end_of_document);
+    } else {
+      tokenizer = std::make_unique<SentencePieceTokenizer>(*config.path, config.end_of_document);
+    }
+  } catch (const UnknownEndError& error) {
+    throw InputError(fmt::format("{}. Give its id as data.tokenizer.end_of_document", error.what()));
+  }
+  check_vocab(*tokenizer, model_vocab);
+  return tokenizer;
 }
 
 }  // namespace
@@ -106,13 +127,14 @@ std::string IdsTokenizer::description() const {
 }
 
 std::vector<std::filesystem::path> tokenizer_files(const TokenizerConfig& config) {
-  if (config.type != TokenizerKind::bpe || !config.path) return {};
-  return bpe_files(*config.path);
+  if (!config.path) return {};
+  if (config.type == TokenizerKind::sentencepiece) return {sentencepiece_file(*config.path)};
+  return config.type == TokenizerKind::bpe ? bpe_files(*config.path) : std::vector<std::filesystem::path>();
 }
 
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config, std::optional<std::int64_t> model_vocab) {
   if (config.end_of_document && config.type == TokenizerKind::bytes) {
-    throw UserError("data.tokenizer.end_of_document: only the tokenizer types ids and bpe take it; remove the key");
+    throw UserError("data.tokenizer.end_of_document: tokenizer bytes has a token for it already; remove the key");
   }
   if (config.path && (config.type == TokenizerKind::bytes || config.type == TokenizerKind::ids)) {
     throw UserError("data.tokenizer.path: the tokenizer types bytes and ids read no file; remove the key");
@@ -143,22 +165,11 @@ std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config, std::op
       }
       return std::make_unique<IdsTokenizer>(*model_vocab, end);
     }
-    case TokenizerKind::bpe: {
-      if (!config.path)
-        throw UserError(
-            "data.tokenizer.path: the tokenizer type bpe needs it: a tokenizer.json, or a folder that holds one");
-      try {
-        auto tokenizer = std::make_unique<BpeTokenizer>(read_bpe_spec(*config.path), config.end_of_document);
-        check_vocab(*tokenizer, model_vocab);
-        return tokenizer;
-      } catch (const UnknownEndError& error) {
-        throw InputError(fmt::format("{}. Give its id as data.tokenizer.end_of_document", error.what()));
-      }
-    }
+    case TokenizerKind::bpe:
     case TokenizerKind::sentencepiece:
       break;
   }
-  throw UserError("data.tokenizer.type: only bytes, ids and bpe are supported");
+  return make_file_tokenizer(config, model_vocab);
 }
 
 }  // namespace scaletrain

@@ -15,9 +15,17 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "config/config.h"
 
 namespace scaletrain {
+
+// No token is known to end a document, and none was given. The message names the file and no remedy: whoever asked for
+// the tokenizer knows where one is given.
+class UnknownEndError : public InputError {
+ public:
+  using InputError::InputError;
+};
 
 class Tokenizer {
  public:
@@ -35,11 +43,15 @@ class Tokenizer {
   virtual bool reads_text() const = 0;
 
   virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
+  // What follows a safe_cut() of a text: without what encode() takes a text's beginning for.
+  virtual std::vector<std::int32_t> encode_rest(std::string_view text) const { return encode(text); }
   // Special tokens decode to nothing. An id outside the vocabulary is an InputError.
   virtual std::string decode(std::span<const std::int32_t> tokens) const = 0;
 
-  // The length of the longest prefix p of `text` that is known to satisfy encode(p + rest) = encode(p) + encode(rest),
-  // whatever follows `text`; 0 if none is known. Lets a document of any size be tokenised in bounded memory.
+  // The length of the longest prefix p of `text` that is known to satisfy
+  //   encode(p + rest) = encode(p) + encode_rest(rest) and encode_rest(p + rest) = encode_rest(p) + encode_rest(rest),
+  // whatever follows `text`; 0 if none is known. Lets a document of any size be tokenised in bounded memory. InputError
+  // where there is none and the text is longer than what the tokenizer reads as a whole.
   virtual std::size_t safe_cut(std::string_view text) const = 0;
 
   // Says everything that decides the ids, for people and for hash(): "bytes, 257 tokens".

@@ -215,21 +215,19 @@ TEST_CASE("check_refuses_checkpoints_of_another_model_as_run_does") {
 TEST_CASE("check_names_all_that_is_unsupported_also_without_a_tokenizer") {
   workspace().write("bad.yaml",
                     tiny_with("model: {vocab: auto}\nprecision: {reduce: fp16}\n") + "parallel: {tensor: 5}\n");
-  const std::string later = "data.tokenizer={type: sentencepiece, path: train.txt}";
+  const std::string later = "data.tokenizer={type: sentencepiece, path: not-here-yet.model}";
   const Ended without = workspace().run({"check", "bad.yaml", "--set", later});
-  check_refused(
-      without, 2,
-      {"data.tokenizer.type: sentencepiece is not supported yet", "bad.yaml:4:21: precision.reduce: fp16 is not"});
+  check_refused(without, 2,
+                {"data.tokenizer.path: no such file or folder", "bad.yaml:4:21: precision.reduce: fp16 is not"});
   CHECK(without.output.empty());
   // With a vocabulary there is a plan, and with a degree that does not divide the heads there is an error more.
   const Ended misfit = workspace().run({"check", "bad.yaml", "--set", later, "--set", "model.vocab=1000"});
-  check_refused(
-      misfit, 2,
-      {"bad.yaml:5:20: parallel.tensor: 5 does not divide model.heads: 12",
-       "data.tokenizer.type: sentencepiece is not supported yet", "bad.yaml:4:21: precision.reduce: fp16 is not"});
+  check_refused(misfit, 2,
+                {"bad.yaml:5:20: parallel.tensor: 5 does not divide model.heads: 12",
+                 "data.tokenizer.path: no such file or folder", "bad.yaml:4:21: precision.reduce: fp16 is not"});
   const Ended plan =
       workspace().run({"check", "bad.yaml", "--set", later, "--set", "model.vocab=1000", "--set", "parallel.tensor=2"});
-  check_refused(plan, 2, {"data.tokenizer.type: sentencepiece is not supported yet"});
+  check_refused(plan, 2, {"data.tokenizer.path: no such file or folder"});
   CHECK(plan.output.find("2 ranks") != std::string::npos);
 }
 

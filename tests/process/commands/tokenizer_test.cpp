@@ -124,6 +124,77 @@ TEST_CASE("a_run_with_a_bpe_tokenizer_carries_it_to_every_command") {
   }
 }
 
+// As base64: a model of 420 pieces that Google's program has trained.
+std::string sentencepiece_model() {
+  constexpr std::string_view digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  const json all =
+      json::parse(read_file(fs::path(SCALETRAIN_SOURCE_FOLDER) / "tests/golden/tokenizers/sentencepiece_small.json"));
+  std::string out;
+  std::uint32_t bits = 0;
+  int count = 0;
+  for (const char c : all["models"][0]["model"].get<std::string>()) {
+    if (c == '=') break;
+    bits = bits << 6 | static_cast<std::uint32_t>(digits.find(c));
+    if ((count += 6) < 8) continue;
+    count -= 8;
+    out.push_back(static_cast<char>(bits >> count & 0xff));
+  }
+  return out;
+}
+
+TEST_CASE("a_run_with_a_sentencepiece_model_carries_it_to_every_command") {
+  const fs::path file = workspace().write("spm/own.model", sentencepiece_model());
+  const std::string setting_of_it = "data.tokenizer={type: sentencepiece, path: " + file.string() + "}";
+  const Ended plan = workspace().run({"check", "config.yaml", "--set", setting_of_it});
+  CHECK_MESSAGE(plan.exit_code == 0, plan.errors);
+  CHECK(plan.output.find("420") != std::string::npos);
+  const auto arguments = workspace().training("sentencepiece", {setting_of_it, "train.steps=40"});
+  const Ended trained = workspace().run(arguments);
+  REQUIRE_MESSAGE(trained.exit_code == 0, trained.errors);
+  const fs::path saved = checkpoint(workspace() / "sentencepiece", 40);
+  CHECK(read_file(saved / "own.model") == read_file(file));
+
+  const fs::path other = workspace().write("spm/other.model", sentencepiece_model() + std::string("\x12\0", 2));
+  const std::string setting_of_other = "data.tokenizer={type: sentencepiece, path: " + other.string() + "}";
+  check_refused(workspace().run(workspace().training("sentencepiece", {setting_of_other, "train.steps=60"})), 2,
+                {"data.tokenizer.path: its files hold another tokenizer than the checkpoint's"});
+
+  // Words keep their spaces when tokens come one by one.
+  const auto generate = [](const std::vector<std::string>& options) {
+    std::vector<std::string> words = {"generate"};
+    words.insert(words.end(), options.begin(), options.end());
+    words.insert(words.end(), {"--prompt", "the cat", "--max-tokens", "12", "--greedy"});
+    return workspace().run(words);
+  };
+  const Ended text = generate({saved.string()});
+  CHECK_MESSAGE(text.exit_code == 0, text.errors);
+  CHECK(text.output.starts_with("the cat"));
+  const double loss = loss_of(workspace().run({"evaluate", saved.string(), "--data", held(), "--json"}));
+
+  const std::string folder = (workspace() / "sentencepiece-exported").string();
+  const Ended exported =
+      workspace().run({"checkpoint", "export", saved.string(), "--to", "huggingface", "--output", folder});
+  REQUIRE_MESSAGE(exported.exit_code == 0, exported.errors);
+  CHECK(exported.errors.empty());
+  CHECK(read_file(fs::path(folder) / "tokenizer.model") == read_file(file));
+  CHECK(generate({folder}).output == text.output);
+  CHECK(generate({folder, "--tokenizer", "sentencepiece"}).output == text.output);
+  CHECK(loss_of(workspace().run({"evaluate", folder, "--data", held(), "--json"})) == loss);
+
+  // As Llama 2's folders are: the tokenizer.json beside it is none that is supported.
+  workspace().write("sentencepiece-exported/tokenizer.json", R"({"model": {"type": "Unigram"}})");
+  const Ended beside = generate({folder});
+  CHECK(beside.output == text.output);
+  CHECK_MESSAGE(beside.says("notice: text is read by its tokenizer.model"), beside.errors);
+  CHECK(beside.says("(`--tokenizer bpe` would refuse)"));
+  workspace().write("sentencepiece-exported/tokenizer.model", "no model");
+  const Ended ids = workspace().run({"generate", folder, "--prompt", "1 2", "--max-tokens", "2"});
+  CHECK_MESSAGE(ids.exit_code == 0, ids.errors);
+  CHECK_MESSAGE(ids.says("text is read as token ids"), ids.errors);
+  check_refused(generate({folder, "--tokenizer", "sentencepiece"}), 3,
+                {"no SentencePiece model", "; `--tokenizer ids` or `bytes` reads the model without it"});
+}
+
 TEST_CASE("a_resume_goes_on_with_a_tokenizer_that_moved_and_refuses_another") {
   const fs::path file = workspace().write("a/tokenizer.json", tokenizer_text("<|endoftext|>"));
   REQUIRE(workspace().run(workspace().training("moves", {setting(file), "train.steps=40"})).exit_code == 0);
@@ -143,6 +214,8 @@ TEST_CASE("a_tokenizer_that_cannot_be_used_is_refused_by_check_and_run_with_its_
         {broken.string() + ": model: the model \"Unigram\" is not supported"});
   check_refused(workspace().run({"check", "config.yaml", "--set", "data.tokenizer.type=bpe"}), 2,
                 {"data.tokenizer.path: tokenizer bpe needs it"});
+  check_refused(workspace().run({"check", "config.yaml", "--set", "data.tokenizer.type=sentencepiece"}), 2,
+                {"data.tokenizer.path: tokenizer sentencepiece needs it: a tokenizer.model"});
   check_refused(workspace().run({"check", "config.yaml", "--set", setting(workspace() / "nowhere")}), 2,
                 {"data.tokenizer.path: no such file or folder"});
 }

@@ -186,7 +186,7 @@ TEST_CASE("the schema marks exactly the values that are refused as not supported
     }
     marked += not_yet.size();
   }
-  CHECK(marked > 10);
+  CHECK(marked >= 10);
   for (const UnsupportedValue& row : unsupported_table()) CHECK_FALSE(unsupported_values_of(row.path).empty());
   CHECK(unsupported_values_of("model.dropout") == std::vector<std::string>{"above 0"});
   CHECK(unsupported_values_of("model.layers").empty());
@@ -197,8 +197,8 @@ TEST_CASE("every default is a supported value") {
 }
 
 TEST_CASE("values whose feature does not exist are refused by name") {
-  const char* asked[] = {"model.dropout=0.1",          "data.tokenizer.type=sentencepiece",
-                         "data.train.0.type=parquet",  "data.validation=[{name: a, path: b, type: Parquet}]",
+  const char* asked[] = {"model.dropout=0.1",          "data.train.0.type=parquet",
+                         "data.validation=[{name: a, path: b, type: Parquet}]",
                          "train.optimizer.type=muon",  "train.optimizer.type=Lion",
                          "train.lr_schedule.type=wsd", "train.label_smoothing=0.1",
                          "precision.compute=fp8",      "precision.reduce=fp16"};

@@ -42,7 +42,7 @@ TEST_CASE("a rule that an override breaks is told at the override, whatever else
        "train.lr_schedule.warmup: warm-up of 20 steps exceeds"},
       {"data: {train: [{path: a}], tokenizer: {type: ids, end_of_document: 3}}\ntrain: {steps: 9}\n"
        "model: {vocab: 300}\n",
-       "data.tokenizer.type=bytes", "data.tokenizer.end_of_document: only for tokenizers ids"},
+       "data.tokenizer.type=bytes", "data.tokenizer.end_of_document: tokenizer bytes has a token for it already"},
       {"data: {train: [{path: a, type: text}]}\ntrain: {steps: 9}\nmodel: {vocab: 300}\n", "data.tokenizer.type=ids",
        "data.train.0.type: text needs a tokenizer"},
       {"data: {train: [{path: a, type: jsonl, field: body}]}\ntrain: {steps: 9}\n", "data.train.0.type=text",
@@ -324,7 +324,8 @@ TEST_CASE("sources fit their kind and the tokenizer") {
                  "100 is outside of the vocabulary of 100"));
   CHECK(contains(errors_of(ids, {"data.train.0.type=tokens", "model.vocab=auto"}),
                  "model.vocab: auto needs a tokenizer"));
-  CHECK(contains(override_errors({"data.tokenizer.end_of_document=3"}), "only for tokenizers ids and bpe"));
+  CHECK(contains(override_errors({"data.tokenizer.end_of_document=3"}),
+                 "tokenizer bytes has a token for it already; leave it out"));
   CHECK(contains(override_errors({"data.tokenizer.type=bpe"}), "data.tokenizer.path: tokenizer bpe needs it"));
   CHECK(contains(override_errors({"data.tokenizer.path=x"}), "tokenizer bytes has no files"));
   CHECK(contains(override_errors({"data.train.0={type: text, field: body}"}), "data.train.0.field: only for jsonl"));

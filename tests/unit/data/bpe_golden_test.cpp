@@ -18,95 +18,12 @@
 #include "open_bpe.h"
 #include "shared_data.h"
 #include "support/temp_folder.h"
+#include "tokenizer_checks.h"
 
 using namespace scaletrain;
 using nlohmann::json;
 
 namespace {
-
-json golden(const std::string& name) {
-  const auto folder = std::filesystem::path(SCALETRAIN_SOURCE_FOLDER) / "tests" / "golden" / "tokenizers";
-  return json::parse(read_text_file(folder / name, 64 << 20));
-}
-
-// CRC-32 as zlib has it, of the ids of texts, each behind their count.
-class Checksum {
- public:
-  void add(const std::vector<std::int32_t>& ids) {
-    add(static_cast<std::uint32_t>(ids.size()));
-    for (const std::int32_t id : ids) add(static_cast<std::uint32_t>(id));
-    count_ += ids.size();
-  }
-  void add_bytes(std::string_view bytes) {
-    for (const char c : bytes) add_byte(static_cast<unsigned char>(c));
-  }
-  void add(std::uint32_t word) {
-    for (int byte = 0; byte < 4; ++byte, word >>= 8) add_byte(word & 0xff);
-  }
-  std::uint64_t value() const { return ~crc_; }
-  std::uint64_t count() const { return count_; }
-
- private:
-  static std::array<std::uint32_t, 256> make_table() {
-    std::array<std::uint32_t, 256> table{};
-    for (std::uint32_t i = 0; i < 256; ++i) {
-      table[i] = i;
-      for (int bit = 0; bit < 8; ++bit) table[i] = table[i] >> 1 ^ ((table[i] & 1) != 0 ? 0xedb88320u : 0);
-    }
-    return table;
-  }
-  void add_byte(std::uint32_t byte) {
-    static const std::array<std::uint32_t, 256> table = make_table();
-    crc_ = table[(crc_ ^ byte) & 0xff] ^ crc_ >> 8;
-  }
-
-  std::uint32_t crc_ = ~0u;
-  std::uint64_t count_ = 0;
-};
-
-std::uint64_t checksum(const Tokenizer& tokenizer, const std::string& text) {
-  Checksum sum;
-  sum.add(tokenizer.encode(text));
-  return sum.value();
-}
-
-std::string random_bytes(std::uint64_t seed, std::size_t size) {
-  std::string out;
-  std::uint64_t state = seed;
-  for (std::size_t i = 0; i < size; ++i) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    out.push_back(static_cast<char>(state >> 56));
-  }
-  return out;
-}
-
-std::string in_context(const std::string& context, char32_t c) {
-  std::string out;
-  for (std::size_t i = 0; i < context.size(); ++i) {
-    if (context[i] == '{') {
-      append_utf8(c, out);
-      ++i;
-    } else {
-      out.push_back(context[i]);
-    }
-  }
-  return out;
-}
-
-// What every tokenizer must do, whatever its ids.
-void check_cuts(const Tokenizer& tokenizer, const std::string& text) {
-  const std::size_t cut = tokenizer.safe_cut(text);
-  REQUIRE(cut <= text.size());
-  if (cut == 0) return;
-  for (const char* rest :
-       {"", "x", " ", "\n", "\xcc\x81", "7", "\xe1\x85\xa1", "\xe1\x86\xa8", "<|endoftext|>", " \n y"}) {
-    const std::string whole = text + rest;
-    std::vector<std::int32_t> ids = tokenizer.encode(whole.substr(0, cut));
-    const std::vector<std::int32_t> behind = tokenizer.encode(whole.substr(cut));
-    ids.insert(ids.end(), behind.begin(), behind.end());
-    CHECK_MESSAGE(ids == tokenizer.encode(whole), "cut at ", cut, " of ", whole);
-  }
-}
 
 // Of the blocks of code points one of so many, other ones in each context.
 void check_unicode(std::size_t every) {

@@ -48,7 +48,7 @@ TEST_CASE("a tokenizer that the config cannot have is refused by its key") {
   CHECK_THROWS_WITH_AS(make_tokenizer(config, std::int64_t{1} << 31), doctest::Contains("model.vocab"), UserError);
   config.end_of_document.reset();
   config.type = TokenizerKind::sentencepiece;
-  CHECK_THROWS_WITH_AS(make_tokenizer(config, 10), doctest::Contains("data.tokenizer.type"), UserError);
+  CHECK_THROWS_WITH_AS(make_tokenizer(config, 10), doctest::Contains("data.tokenizer.path"), UserError);
   config.type = TokenizerKind::bpe;
   CHECK_THROWS_WITH_AS(make_tokenizer(config, 10), doctest::Contains("data.tokenizer.path"), UserError);
 }

@@ -517,7 +517,7 @@ std::vector<fs::path> bpe_files(const fs::path& path) {
   std::error_code ignored;
   const fs::path file = fs::is_directory(path, ignored) ? file_in(path) : path;
   if (file.extension() == ".model")
-    refuse(file.string(), "a SentencePiece model is not supported; a byte-level BPE's tokenizer.json is");
+    refuse(file.string(), "a SentencePiece model is no byte-level BPE; data.tokenizer.type: sentencepiece reads it");
   if (const auto both = pair_at(file)) return {both->first, both->second};
   return {file};
 }

@@ -24,13 +24,6 @@
 
 namespace scaletrain {
 
-// No token is known to end a document, and none was given. The message names the file and no remedy: whoever asked for
-// the tokenizer knows where one is given.
-class UnknownEndError : public InputError {
- public:
-  using InputError::InputError;
-};
-
 class BpeTokenizer final : public Tokenizer {
  public:
   // `end_of_document`: the token that ends a document; nothing: the one that the template puts behind a text, else the

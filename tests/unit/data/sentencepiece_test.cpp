@@ -1,0 +1,256 @@
+// Ids against Google's `sentencepiece`; tests/golden/tokenizers/make_sentencepiece_golden.py has made the expected ones.
+#include "data/tokens/sentencepiece/sentencepiece_tokenizer.h"
+
+#include <doctest/doctest.h>
+#include <sentencepiece_processor.h>
+
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "data/tokens/content_record.h"
+#include "data/tokens/token_cache.h"
+#include "shared_data.h"
+#include "support/temp_folder.h"
+#include "tokenizer_checks.h"
+
+using namespace scaletrain;
+using nlohmann::json;
+
+namespace {
+
+using Ids = std::vector<std::int32_t>;
+
+std::string from_base64(std::string_view text) {
+  constexpr std::string_view digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string out;
+  std::uint32_t bits = 0;
+  int count = 0;
+  for (const char c : text) {
+    const std::size_t digit = digits.find(c);
+    if (digit == std::string_view::npos) break;
+    bits = bits << 6 | static_cast<std::uint32_t>(digit);
+    count += 6;
+    if (count < 8) continue;
+    count -= 8;
+    out.push_back(static_cast<char>(bits >> count & 0xff));
+  }
+  return out;
+}
+
+std::string model_of(const json& entry) {
+  return from_base64(entry["model"].get<std::string>());
+}
+
+json entry_of(const std::string& name) {
+  const json all = golden("sentencepiece_small.json");
+  for (const json& entry : all["models"])
+    if (entry["name"] == name) return entry;
+  throw InputError("no model " + name);
+}
+
+std::unique_ptr<Tokenizer> open_sentencepiece(const std::filesystem::path& path,
+                                              std::optional<std::int64_t> end_of_document = std::nullopt) {
+  TokenizerConfig config;
+  config.type = TokenizerKind::sentencepiece;
+  config.path = path.string();
+  config.end_of_document = end_of_document;
+  return make_tokenizer(config, std::nullopt);
+}
+
+// Every text that `text` begins with, so that cuts lie everywhere.
+void check_cuts_of_beginnings(const Tokenizer& tokenizer, const std::string& text) {
+  for (std::size_t size = 1; size <= std::min<std::size_t>(text.size(), 60); size += 7)
+    check_cuts(tokenizer, text.substr(0, size));
+  check_cuts(tokenizer, text);
+}
+
+// Of the blocks of code points one of so many, other ones in each context.
+void check_unicode_of_llama(std::size_t every) {
+  if (!is_shared_data_present("tokenizers")) return;
+  const json all = golden("sentencepiece_shared.json");
+  const auto block = all["block"].get<char32_t>();
+  const auto tokenizer = open_sentencepiece(shared_data("tokenizers/llama2"));
+  std::size_t number = 0;
+  for (const auto& row : all["unicode"].items()) {
+    const std::string& context = row.key();
+    const json& sums = row.value();
+    CAPTURE(context);
+    ++number;
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      if ((i + number) % every != 0) continue;
+      const char32_t begin = static_cast<char32_t>(i) * block;
+      CAPTURE(begin);
+      Checksum ids;
+      for (char32_t c = begin; c < begin + block; ++c)
+        if (c < 0xd800 || c >= 0xe000) ids.add(tokenizer->encode(in_context(context, c)));
+      CHECK(ids.value() == sums[i]);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("whatever a sentencepiece model asks for, ids and texts are those of sentencepiece") {
+  const json all = golden("sentencepiece_small.json");
+  const TempFolder folder;
+  const std::set<std::string> without_rules = {"as Llama's", "as Gemma's", "bpe, unknown characters",
+                                               "bpe, pieces across words", "characters"};
+  for (const json& entry : all["models"]) {
+    const auto name = entry["name"].get<std::string>();
+    CAPTURE(name);
+    const auto tokenizer = open_sentencepiece(folder.write(name + ".model", model_of(entry)));
+    const auto begin = entry["special"][0].get<std::int32_t>();
+    const auto before = tokenizer->before_document();
+    CHECK(Ids(before.begin(), before.end()) == (begin < 0 ? Ids() : Ids{begin}));
+    CHECK(tokenizer->end_of_document() == entry["special"][1].get<std::int32_t>());
+    int cuts = 0;
+    for (const json& example : entry["cases"]) {
+      const auto text = example[0].get<std::string>();
+      CAPTURE(text);
+      const Ids ids = tokenizer->encode(text);
+      CHECK(ids == example[1].get<Ids>());
+      check_cuts_of_beginnings(*tokenizer, text);
+      cuts += tokenizer->safe_cut(text) > 0 ? 1 : 0;
+      // The library has a document's text without the space that it put before it. Bytes that make no character are
+      // bytes here, U+FFFD there.
+      Ids document(before.begin(), before.end());
+      document.insert(document.end(), ids.begin(), ids.end());
+      const auto expected = example[2].get<std::string>();
+      if (without_rules.contains(name) && expected.find("\xef\xbf\xbd") == std::string::npos)
+        CHECK(tokenizer->decode(document) == expected);
+    }
+    CHECK((cuts > 0) == without_rules.contains(name));
+    const json& random = entry["bytes"];
+    for (std::size_t seed = 0; seed < random.size(); ++seed)
+      CHECK(checksum(*tokenizer, random_bytes(seed, 400)) == random[seed]);
+  }
+}
+
+TEST_CASE("ids of llama 2's model are those of sentencepiece: texts and nasty cases and random bytes") {
+  if (!is_shared_data_present("tokenizers")) return;
+  const json all = golden("sentencepiece_shared.json");
+  const auto tokenizer = open_sentencepiece(shared_data("tokenizers/llama2"));
+  CHECK(tokenizer->vocab_size() == 32000);
+  CHECK(tokenizer->before_document().size() == 1);
+  CHECK(tokenizer->before_document().front() == 1);
+  CHECK(tokenizer->end_of_document() == 2);
+  for (const auto& row : all["texts"].items()) {
+    const std::string& file = row.key();
+    const json& sum = row.value();
+    CAPTURE(file);
+    const std::string text = read_text_file(shared_data("text/" + file), 64 << 20);
+    Checksum ids;
+    const Ids encoded = tokenizer->encode(text);
+    ids.add(encoded);
+    CHECK(ids.count() == sum[0]);
+    CHECK(ids.value() == sum[1]);
+    CHECK(tokenizer->decode(encoded) == " " + text);
+  }
+  for (const json& example : all["nasty"]) {
+    const auto text = example[0].get<std::string>();
+    CAPTURE(text);
+    CHECK(checksum(*tokenizer, text) == example[1]);
+    check_cuts_of_beginnings(*tokenizer, text);
+  }
+  const json& random = all["bytes"];
+  for (std::size_t seed = 0; seed < random.size(); ++seed) {
+    const std::string bytes = random_bytes(seed, 2000);
+    CHECK(checksum(*tokenizer, bytes) == random[seed]);
+    check_cuts_of_beginnings(*tokenizer, bytes);
+  }
+}
+
+TEST_CASE("ids of llama 2's model are those of sentencepiece: a part of Unicode in each context") {
+  check_unicode_of_llama(16);
+}
+
+TEST_CASE("ids of llama 2's model are those of sentencepiece: all of Unicode in each context") {
+  check_unicode_of_llama(1);
+}
+
+TEST_CASE("a document that is tokenised in parts has the ids of the whole") {
+  const TempFolder folder;
+  const auto tokenizer = open_sentencepiece(folder.write("tokenizer.model", model_of(entry_of("as Llama's"))));
+  std::string text;
+  for (int i = 0; text.size() < (3u << 20); ++i) text += "the 12 cats sat on the mat, word " + std::to_string(i) + "\n";
+  sentencepiece::SentencePieceProcessor library;
+  REQUIRE(library.Load((folder / "tokenizer.model").string()).ok());
+  Ids expected = {1};
+  for (const int id : library.EncodeAsIds(text)) expected.push_back(id);
+  expected.push_back(2);
+  const TextSource source{.files = {{folder.write("long.txt", text), TextKind::text}}, .field = "text", .separator = {}};
+  ContentRecord record({.source = folder.path(), .folders = {}});
+  const auto cache = open_token_cache({source, contents_of(source, record), *tokenizer, record, {}}, folder / "cache");
+  Ids found(static_cast<std::size_t>(cache->num_tokens()));
+  cache->read(0, found, tokenizer->vocab_size());
+  CHECK(found == expected);
+}
+
+TEST_CASE("text that is decoded token by token is the text, and a word's space is its own") {
+  const TempFolder folder;
+  const auto tokenizer = open_sentencepiece(folder.write("tokenizer.model", model_of(entry_of("as Llama's"))));
+  const std::string text = "the cat sat on 日本語 \xf0\x9f\x98\x80 x";
+  std::string pieces;
+  for (const std::int32_t id : tokenizer->encode(text)) pieces += tokenizer->decode(Ids{id});
+  CHECK(pieces == " " + text);
+  CHECK(tokenizer->decode(Ids{1}).empty());
+  CHECK(tokenizer->decode(Ids{2}).empty());
+  CHECK_THROWS_WITH_AS(tokenizer->decode(Ids{420}), doctest::Contains("token 420 cannot be decoded"), InputError);
+  CHECK_THROWS_AS(tokenizer->decode(Ids{-1}), InputError);
+}
+
+TEST_CASE("a text beyond what a model reads as a whole is refused, and one that can be cut is not") {
+  const TempFolder folder;
+  const std::string text(SentencePieceTokenizer::kLongestWhole + 2, 'e');
+  const auto whole = open_sentencepiece(folder.write("u.model", model_of(entry_of("unigram"))));
+  CHECK(whole->safe_cut(std::string_view(text).substr(0, 1000)) == 0);
+  CHECK_THROWS_WITH_AS(whole->safe_cut(text), doctest::Contains("as a whole, at most 64.0 MiB: split it"), InputError);
+  CHECK_THROWS_WITH_AS(whole->encode(text), doctest::Contains((folder / "u.model").c_str()), InputError);
+}
+
+TEST_CASE("what is no sentencepiece model is refused with its file") {
+  const TempFolder folder;
+  const std::string model = model_of(entry_of("as Llama's"));
+  const auto message = [&folder](const std::string& bytes) {
+    const auto file = folder.write("tokenizer.model", bytes);
+    try {
+      open_sentencepiece(folder.path());
+    } catch (const InputError& error) {
+      CHECK(std::string(error.what()).starts_with(file.string() + ": "));
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  CHECK(message(model) == "accepted");
+  CHECK(message("").find("no SentencePiece model") != std::string::npos);
+  CHECK(message("{\"model\": {}}").find("no SentencePiece model") != std::string::npos);
+  for (std::size_t size = model.size() - 1; size > 0; size -= std::min<std::size_t>(size, 97)) {
+    CAPTURE(size);
+    CHECK(message(model.substr(0, size)) != "accepted");
+  }
+  // Field 5: a denormalizer, of which field 2 are rules.
+  CHECK(message(model + std::string("\x2a\x03\x12\x01x")).find("a denormalizer with rules is not supported") !=
+        std::string::npos);
+  const auto small = folder.write("t5.model", model_of(entry_of("unigram as T5's")));
+  CHECK(open_sentencepiece(small, 7)->end_of_document() == 7);
+  CHECK_THROWS_WITH_AS(open_sentencepiece(small, 420), doctest::Contains("420 is not a token"), UserError);
+  CHECK_THROWS_WITH_AS(open_sentencepiece(folder / "nowhere"), doctest::Contains("nowhere"), InputError);
+}
+
+TEST_CASE("models and ends that give other tokens have other hashes, and one model is one wherever it lies") {
+  const TempFolder folder;
+  const auto a = folder.write("a/tokenizer.model", model_of(entry_of("as Llama's")));
+  const auto b = folder.write("b.model", model_of(entry_of("as Llama's")));
+  const auto other = folder.write("c.model", model_of(entry_of("bpe, space behind")));
+  CHECK(open_sentencepiece(folder / "a")->hash() == open_sentencepiece(b)->hash());
+  CHECK(open_sentencepiece(a)->hash() != open_sentencepiece(a, 7)->hash());
+  CHECK(open_sentencepiece(a)->hash() != open_sentencepiece(other)->hash());
+  CHECK(open_sentencepiece(folder / "a")->files() == std::vector<std::filesystem::path>{a});
+}
