@@ -56,7 +56,7 @@ namespace {
 // Commands that somebody who has read of the project, or knows its like, will try.
 bool is_planned(std::string_view parent, std::string_view word) {
   if (parent == "checkpoint") return word == "import";
-  if (parent == "data") return word == "clean" || word == "train-tokenizer";
+  if (parent == "data") return word == "clean";
   return word == "plan" || word == "report";
 }
 
@@ -79,7 +79,7 @@ std::string missing_command(const CLI::App& app, const std::vector<std::string>&
 
 // ", as in: scaletrain run my.yaml"
 std::string example_text(const CLI::App& command) {
-  constexpr std::array<std::string_view, 15> examples = {
+  constexpr std::array<std::string_view, 16> examples = {
       "run my.yaml",
       "check my.yaml",
       "plot runs/first",
@@ -91,6 +91,7 @@ std::string example_text(const CLI::App& command) {
       "data merge corpus",
       "data inspect corpus.bin",
       "data verify corpus.bin",
+      "data train-tokenizer data/web --vocab 32K --output tokenizer",
       "checkpoint list runs/first",
       "checkpoint inspect runs/first",
       "checkpoint verify runs/first",
@@ -178,9 +179,9 @@ int main(int argc, char** argv) {
   try {
     // In the order of --help: as somebody meets them.
     add(app, {add_run, add_check, add_schema, add_plot, add_metrics, add_evaluate, add_generate});
-    CLI::App* data = app.add_subcommand("data", "Build, merge, inspect and verify token files");
+    CLI::App* data = app.add_subcommand("data", "Build and read token files, train tokenizers");
     data->require_subcommand(1);
-    add(*data, {add_data_build, add_data_merge, add_data_inspect, add_data_verify});
+    add(*data, {add_data_build, add_data_merge, add_data_inspect, add_data_verify, add_data_train_tokenizer});
     CLI::App* checkpoint = app.add_subcommand("checkpoint", "List, inspect, verify and export checkpoints");
     checkpoint->require_subcommand(1);
     add(*checkpoint, {add_checkpoint_list, add_checkpoint_inspect, add_checkpoint_verify, add_checkpoint_export});

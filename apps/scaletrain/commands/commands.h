@@ -35,6 +35,7 @@ Command add_data_build(CLI::App& app);
 Command add_data_merge(CLI::App& app);
 Command add_data_inspect(CLI::App& app);
 Command add_data_verify(CLI::App& app);
+Command add_data_train_tokenizer(CLI::App& app);
 Command add_checkpoint_list(CLI::App& app);
 Command add_checkpoint_inspect(CLI::App& app);
 Command add_checkpoint_verify(CLI::App& app);

@@ -23,6 +23,8 @@ TEST_CASE("every_command_explains_itself") {
                                                           {"completion"},
                                                           {"evaluate"},
                                                           {"generate"},
+                                                          {"data"},
+                                                          {"data", "train-tokenizer"},
                                                           {"checkpoint"},
                                                           {"checkpoint", "list"},
                                                           {"checkpoint", "inspect"},

@@ -35,7 +35,7 @@ TEST_CASE("the help of every command is what was reviewed, in lines of at most 8
     check_golden("help-" + command, {command, "--help"});
   for (const std::string command : {"list", "inspect", "verify", "export"})
     check_golden("help-checkpoint-" + command, {"checkpoint", command, "--help"});
-  for (const std::string command : {"build", "merge", "inspect", "verify"})
+  for (const std::string command : {"build", "merge", "inspect", "verify", "train-tokenizer"})
     check_golden("help-data-" + command, {"data", command, "--help"});
 }
 

@@ -1,4 +1,5 @@
-// Ids against Google's `sentencepiece`; tests/golden/tokenizers/make_sentencepiece_golden.py has made the expected ones.
+// Ids against Google's `sentencepiece`; tests/golden/tokenizers/make_sentencepiece_golden.py has made the expected
+// ones.
 #include "data/tokens/sentencepiece/sentencepiece_tokenizer.h"
 
 #include <doctest/doctest.h>
@@ -185,7 +186,8 @@ TEST_CASE("a document that is tokenised in parts has the ids of the whole") {
   Ids expected = {1};
   for (const int id : library.EncodeAsIds(text)) expected.push_back(id);
   expected.push_back(2);
-  const TextSource source{.files = {{folder.write("long.txt", text), TextKind::text}}, .field = "text", .separator = {}};
+  const TextSource source{
+      .files = {{folder.write("long.txt", text), TextKind::text}}, .field = "text", .separator = {}};
   ContentRecord record({.source = folder.path(), .folders = {}});
   const auto cache = open_token_cache({source, contents_of(source, record), *tokenizer, record, {}}, folder / "cache");
   Ids found(static_cast<std::size_t>(cache->num_tokens()));

@@ -1,5 +1,5 @@
-// What golden tests of tokenizers share: the ids that scripts under tests/golden/tokenizers have written, and what every
-// tokenizer must do.
+// What golden tests of tokenizers share: the ids that scripts under tests/golden/tokenizers have written, and what
+// every tokenizer must do.
 #pragma once
 
 #include <doctest/doctest.h>

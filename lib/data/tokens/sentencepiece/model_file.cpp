@@ -16,8 +16,8 @@ class MessageReader {
  public:
   struct Field {
     std::uint64_t number = 0;
-    std::uint64_t value = 0;     // of a number
-    std::string_view bytes{};    // of a text or message
+    std::uint64_t value = 0;   // of a number
+    std::string_view bytes{};  // of a text or message
     bool is_bytes = false;
   };
 
@@ -49,8 +49,8 @@ class MessageReader {
   }
 
   [[noreturn]] void refuse() const {
-    throw InputError(fmt::format("{}: no SentencePiece model, or a damaged one: it is no protobuf message of its kind",
-                                 where_));
+    throw InputError(
+        fmt::format("{}: no SentencePiece model, or a damaged one: it is no protobuf message of its kind", where_));
   }
 
  private:

@@ -1,5 +1,5 @@
-// What a SentencePiece model says of itself (sentencepiece_model.proto), as far as the library tells it to nobody: where
-// a text may be cut depends on it.
+// What a SentencePiece model says of itself (sentencepiece_model.proto), as far as the library tells it to nobody:
+// where a text may be cut depends on it.
 #pragma once
 
 #include <cstdint>

@@ -208,7 +208,8 @@ std::size_t SentencePieceTokenizer::safe_cut(std::string_view text) const {
       while (first > 0 && at - first < longest_character && is_continuation(text[first])) --first;
       int malformed = 0;
       const bool is_whole = first + static_cast<std::size_t>(utf8_length_at(text, first, malformed)) == at;
-      const auto left = is_whole ? std::optional(as_in_model(decode_utf8(text.data() + first).code_point)) : std::nullopt;
+      const auto left =
+          is_whole ? std::optional(as_in_model(decode_utf8(text.data() + first).code_point)) : std::nullopt;
       if (left && right && is_safe(*left, *right)) return at;
       right = left;
       at = is_whole ? first : at - 1;

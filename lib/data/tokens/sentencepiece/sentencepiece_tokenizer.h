@@ -31,9 +31,9 @@ class SentencePieceTokenizer final : public Tokenizer {
   // The longest text that is read as a whole where there is no place to cut it.
   static constexpr std::size_t kLongestWhole = 64u << 20;
 
-  // path: the model, or a folder with a tokenizer.model. `end_of_document`: the token that ends a document; nothing: the
-  // model's eos. InputError for what is no model or asks for what is not supported, UserError for a given token that is
-  // not in the vocabulary, UnknownEndError (tokenizer.h) if none is known.
+  // path: the model, or a folder with a tokenizer.model. `end_of_document`: the token that ends a document; nothing:
+  // the model's eos. InputError for what is no model or asks for what is not supported, UserError for a given token
+  // that is not in the vocabulary, UnknownEndError (tokenizer.h) if none is known.
   SentencePieceTokenizer(const std::filesystem::path& path, std::optional<std::int64_t> end_of_document);
   ~SentencePieceTokenizer() override;
 
@@ -71,8 +71,8 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::int32_t end_of_document_ = 0;
   bool has_dummy_prefix_ = false;
   bool can_be_cut_ = false;
-  bool needs_known_ = false;                       // runs of unknown characters are one token
-  std::unordered_set<char32_t> known_;             // characters that are pieces themselves
+  bool needs_known_ = false;                      // runs of unknown characters are one token
+  std::unordered_set<char32_t> known_;            // characters that are pieces themselves
   std::unordered_set<std::uint64_t> neighbours_;  // pairs of characters that a piece has beside each other
 };
 

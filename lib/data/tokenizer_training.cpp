@@ -1,0 +1,74 @@
+#include "data/tokenizer_training.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "data/source_files.h"
+#include "data/tokens/bpe/piece_counter.h"
+#include "data/tokens/text_reader.h"
+
+namespace scaletrain {
+
+namespace {
+
+class CountingSink final : public DocumentSink {
+ public:
+  CountingSink(PieceCounter& counter, TokenizerTrainingResult& result) : counter_(counter), result_(result) {}
+
+  void text(std::string_view piece) override {
+    counter_.add(piece);
+    size_ += piece.size();
+  }
+  // Documents without a byte are none.
+  void end_document() override {
+    counter_.end_document();
+    result_.documents += size_ > 0 ? 1 : 0;
+    result_.bytes += size_;
+    size_ = 0;
+  }
+
+ private:
+  PieceCounter& counter_;
+  TokenizerTrainingResult& result_;
+  std::uint64_t size_ = 0;
+};
+
+std::vector<TextFile> text_files_of(const TokenizerTrainingRequest& request, const std::string& path) {
+  const SourceSpec spec{
+      .key = "SOURCES", .path = path, .type = request.type, .field = request.field, .separator = request.separator};
+  std::vector<TextFile> files;
+  for (const FoundFile& file : find_files(spec, request.report)) {
+    if (file.kind == FileKind::tokens)
+      throw UserError(fmt::format("{}: {} holds tokens; a tokenizer is trained on text or JSONL", path_key(spec),
+                                  file.path.string()));
+    files.push_back({file.path, file.kind == FileKind::jsonl ? TextKind::jsonl : TextKind::text});
+  }
+  return files;
+}
+
+}  // namespace
+
+TokenizerTrainingResult train_tokenizer(const TokenizerTrainingRequest& request) {
+  // What is wrong with the options is told before anything is read.
+  train_bpe({}, request.options);
+  TokenizerTrainingResult result;
+  PieceCounter counter(text_of(request.pattern), std::max(request.threads, 1));
+  CountingSink sink(counter, result);
+  for (const std::string& path : request.sources) {
+    TextSource source{.files = text_files_of(request, path), .field = request.field, .separator = request.separator};
+    for (const TextFile& file : source.files) {
+      Hasher ignored;
+      read_documents(file, source, sink, ignored);
+    }
+  }
+  const std::vector<PieceCount> pieces = counter.finish();
+  if (pieces.empty()) throw InputError("SOURCES: they hold no text; name files with some");
+  result.pieces = pieces.size();
+  result.trained = train_bpe(pieces, request.options);
+  return result;
+}
+
+}  // namespace scaletrain
