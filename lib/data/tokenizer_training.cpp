@@ -8,6 +8,7 @@
 #include "base/hash.h"
 #include "data/source_files.h"
 #include "data/tokens/bpe/piece_counter.h"
+#include "data/tokens/text_notes.h"
 #include "data/tokens/text_reader.h"
 
 namespace scaletrain {
@@ -23,7 +24,7 @@ class CountingSink final : public DocumentSink {
     size_ += piece.size();
   }
   // Documents without a byte are none.
-  void end_document() override {
+  void end_document(std::uint64_t /*next*/) override {
     counter_.end_document();
     result_.documents += size_ > 0 ? 1 : 0;
     result_.bytes += size_;
@@ -44,7 +45,8 @@ std::vector<TextFile> text_files_of(const TokenizerTrainingRequest& request, con
     if (file.kind == FileKind::tokens)
       throw UserError(fmt::format("{}: {} holds tokens; a tokenizer is trained on text or JSONL", path_key(spec),
                                   file.path.string()));
-    files.push_back({file.path, file.kind == FileKind::jsonl ? TextKind::jsonl : TextKind::text});
+    files.push_back(
+        {file.path, file.kind == FileKind::jsonl ? TextKind::jsonl : TextKind::text, compression_of(file.path)});
   }
   return files;
 }
@@ -58,11 +60,17 @@ TokenizerTrainingResult train_tokenizer(const TokenizerTrainingRequest& request)
   PieceCounter counter(text_of(request.pattern), std::max(request.threads, 1));
   CountingSink sink(counter, result);
   for (const std::string& path : request.sources) {
-    TextSource source{.files = text_files_of(request, path), .field = request.field, .separator = request.separator};
+    TextSource source{.files = text_files_of(request, path),
+                      .field = request.field,
+                      .separator = request.separator,
+                      .on_bad_record = request.on_bad_record};
+    TextNotes notes;
     for (const TextFile& file : source.files) {
       Hasher ignored;
-      read_documents(file, source, sink, ignored);
+      read_documents(file, source, sink, ignored, notes);
     }
+    if (request.report)
+      for (const std::string& line : notes.lines(path)) request.report(line);
   }
   const std::vector<PieceCount> pieces = counter.finish();
   if (pieces.empty()) throw InputError("SOURCES: they hold no text; name files with some");

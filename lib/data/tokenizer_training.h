@@ -13,10 +13,11 @@
 namespace scaletrain {
 
 struct TokenizerTrainingRequest {
-  std::vector<std::string> sources{};  // text and JSONL: files and folders
+  std::vector<std::string> sources{};  // text and JSONL: files, folders and patterns
   SourceKind type = SourceKind::automatic;
   std::string field = "text";
   std::optional<std::string> separator{};  // text: a line that ends a document
+  BadRecordPolicy on_bad_record = BadRecordPolicy::fail;
   BpePattern pattern = BpePattern::gpt2;
   BpeTrainingOptions options{};
   int threads = 1;  // that count pieces; the result does not depend on it

@@ -37,7 +37,7 @@ std::vector<double> measure_rows(LoadedModel& model, const ChoiceTask& task, std
     if (!memory || memory->shape() != shape) {
       memory.reset();
       memory.emplace(model.backend(), make_forward_plan(model.transformer(), shape, model.backend().compute_type()));
-      host.emplace(model.backend(), shape.rows());
+      host.emplace(model.backend(), memory->plan());
     }
     const BatchBuffer buffer = memory->batch(0);
     fill_batch(rows, shape.tokens, read, host->tensors());

@@ -16,5 +16,7 @@ std::unique_ptr<Tokenizer> open_tokenizer(const std::string& name, std::optional
 
 // Of "auto", "text", "jsonl".
 SourceKind source_kind(const std::string& name);
+// Of "fail", "skip".
+BadRecordPolicy bad_record_policy(const std::string& name);
 
 }  // namespace scaletrain

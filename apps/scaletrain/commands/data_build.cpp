@@ -109,7 +109,7 @@ ExitCode build(const BuildArguments& arguments) {
   request.type = source_kind(arguments.type);
   request.field = arguments.field;
   if (!arguments.separator.empty()) request.separator = arguments.separator;
-  request.on_bad_record = arguments.on_bad_record == "skip" ? BadRecordPolicy::skip : BadRecordPolicy::fail;
+  request.on_bad_record = bad_record_policy(arguments.on_bad_record);
   request.tokenizer = tokenizer.get();
   request.tokenizer_name = arguments.tokenizer;
   request.appends_end = arguments.appends_end;

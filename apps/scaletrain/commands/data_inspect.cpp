@@ -38,7 +38,7 @@ InspectionOptions options_from(const DataArguments& arguments, const Tokenizer* 
   options.type = arguments.type == "tokens" ? SourceKind::tokens : source_kind(arguments.type);
   options.field = arguments.field;
   if (!arguments.separator.empty()) options.separator = arguments.separator;
-  options.on_bad_record = arguments.on_bad_record == "skip" ? BadRecordPolicy::skip : BadRecordPolicy::fail;
+  options.on_bad_record = bad_record_policy(arguments.on_bad_record);
   options.tokenizer = tokenizer;
   options.show = arguments.show;
   options.report = write_message;

@@ -16,6 +16,7 @@
 #include "commands.h"
 #include "data/tokenizer_training.h"
 #include "data/tokens/bpe/bpe_tokenizer.h"
+#include "data_arguments.h"
 #include "host/machine.h"
 #include "option_checks.h"
 
@@ -31,6 +32,7 @@ struct TrainTokenizerArguments {
   std::string pattern = "gpt2";
   std::string type = "auto";
   std::string separator;
+  std::string on_bad_record = "fail";
   std::string output;
   std::int64_t threads = 0;
   bool overwrites = false;
@@ -55,9 +57,8 @@ ExitCode train(const TrainTokenizerArguments& arguments) {
         fmt::format("--output: {} is there already; name another folder, or --overwrite it", file.string()));
   check_folder_is_writable(arguments.output);
   TokenizerTrainingRequest request = arguments.request;
-  request.type = arguments.type == "text"    ? SourceKind::text
-                 : arguments.type == "jsonl" ? SourceKind::jsonl
-                                             : SourceKind::automatic;
+  request.type = source_kind(arguments.type);
+  request.on_bad_record = bad_record_policy(arguments.on_bad_record);
   request.pattern = arguments.pattern == "llama3" ? BpePattern::llama3 : BpePattern::gpt2;
   request.options.special = arguments.special.empty() ? std::vector<std::string>{"<|endoftext|>"} : arguments.special;
   if (!arguments.separator.empty()) request.separator = arguments.separator;
@@ -87,7 +88,7 @@ Command add_data_train_tokenizer(CLI::App& app) {
   TokenizerTrainingRequest& request = arguments->request;
   CLI::App* command =
       app.add_subcommand("train-tokenizer", "Train a byte-level BPE on text and write its tokenizer.json");
-  command->add_option("sources", request.sources, "Text and JSONL: files and folders")->type_name("PATH")->required();
+  command->add_option("sources", request.sources, "Text and JSONL: files, folders, patterns")->type_name("PATH")->required();
   command->add_option("--vocab", request.options.vocab, "Tokens, with the special ones and 256 bytes (32K, 50257)")
       ->type_name("NUMBER")
       ->transform(whole_number(256, std::uint64_t{1} << 24))
@@ -114,6 +115,11 @@ Command add_data_train_tokenizer(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--field", request.field, "The key that holds the document (JSONL)")->capture_default_str();
   command->add_option("--separator", arguments->separator, "A line that ends a document (text); else a file is one");
+  command
+      ->add_option("--on-bad-record", arguments->on_bad_record,
+                   "What a line of JSONL without a document does; skip: it is counted and told")
+      ->check(CLI::IsMember({"fail", "skip"}))
+      ->capture_default_str();
   command->add_option("--threads", arguments->threads, "Threads that count pieces; 0: one for each processor")
       ->type_name("NUMBER")
       ->transform(whole_number(0, 4096))

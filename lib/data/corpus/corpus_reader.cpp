@@ -239,7 +239,7 @@ void tokenise(CorpusBatch& batch, const CorpusRules& rules) {
       const auto before = rules.tokenizer.before_document();
       batch.tokens.insert(batch.tokens.end(), before.begin(), before.end());
     }
-    const std::vector<std::int32_t> tokens = rules.tokenizer.encode(text);
+    const std::vector<std::int32_t> tokens = begins ? rules.tokenizer.encode(text) : rules.tokenizer.encode_rest(text);
     batch.tokens.insert(batch.tokens.end(), tokens.begin(), tokens.end());
     if (ends && rules.appends_end)
       if (const auto end = rules.tokenizer.end_of_document()) batch.tokens.push_back(*end);
