@@ -70,7 +70,11 @@ Generator::Extent extent_of(const GenerateArguments& arguments, const LoadedMode
 }
 
 ExitCode generate(GenerateArguments arguments) {
-  if (arguments.prompts.is_conversation()) check_conversation(arguments);
+  if (arguments.prompts.is_conversation()) {
+    check_conversation(arguments);
+  } else if (!arguments.prompts.has_any()) {
+    throw_no_prompt();  // before a large model is read for nothing
+  }
   OpenedModel model(arguments.model);
   GenerationOptions& options = arguments.options;
   if (arguments.greedy) options.sampling.temperature = 0.0;

@@ -167,6 +167,10 @@ Prompt Chat::prompt(LoadedModel& model, std::span<const ChatMessage> messages, c
   return prompt;
 }
 
+void throw_no_prompt() {
+  throw UserError("--prompt is required, or --prompt-file: the text to continue");
+}
+
 std::vector<Prompt> read_prompts(const PromptArguments& arguments, const std::optional<Chat>& chat,
                                  LoadedModel& model) {
   std::vector<Prompt> prompts;
@@ -179,7 +183,7 @@ std::vector<Prompt> read_prompts(const PromptArguments& arguments, const std::op
     const std::string text = arguments.prompt == standard_input ? read_standard_input() : arguments.prompt;
     prompts.push_back(prompt_of(arguments, chat, text, "--prompt", model));
   } else {
-    throw UserError("what to continue is missing: give --prompt TEXT or --prompt-file FILE");
+    throw_no_prompt();
   }
   return prompts;
 }

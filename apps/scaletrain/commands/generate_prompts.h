@@ -24,7 +24,8 @@ struct PromptArguments {
   std::string chat_template;  // empty: the tokenizer's own
   std::string system;         // empty: none
   void declare(CLI::App& command);
-  bool is_conversation() const { return chat && !has_prompt && file.empty(); }
+  bool has_any() const { return has_prompt || !file.empty(); }
+  bool is_conversation() const { return chat && !has_any(); }
 };
 
 struct Prompt {
@@ -49,6 +50,9 @@ std::optional<Chat> open_chat(const PromptArguments& arguments, const LoadedMode
 // At least one. UserError where none or two of the options are given, for a prompt that the model cannot go on from,
 // and for a file that cannot be read; InputError for a line that is no object with `prompt` (or `messages`, of a chat).
 std::vector<Prompt> read_prompts(const PromptArguments& arguments, const std::optional<Chat>& chat, LoadedModel& model);
+
+// The UserError of a command line without a prompt.
+[[noreturn]] void throw_no_prompt();
 
 // What standard input holds.
 std::string read_standard_input();

@@ -100,7 +100,7 @@ TEST_CASE("prompts_come_from_standard_input_as_text_or_as_jsonl") {
   check_refused(longer, 2, {"standard input:2: prompt: 32 tokens leave no room"});
   CHECK(longer.output.empty());
   check_refused(generate({"--prompt-file", "no-such-file"}), 3, {"no-such-file"});
-  check_refused(generate({}), 2, {"--prompt TEXT or --prompt-file FILE"});
+  check_refused(generate({}), 2, {"--prompt is required, or --prompt-file"});
   check_refused(generate({"--prompt", "a", "--prompt-file", "b"}), 2, {"--prompt-file"});
 }
 

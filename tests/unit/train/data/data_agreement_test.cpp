@@ -218,6 +218,19 @@ TEST_CASE("what_each_file_holds_is_told_within_the_host_only") {
   });
 }
 
+TEST_CASE("a task whose file holds other questions on another host is told") {
+  const TempFolder folder;
+  const auto task_of = [&](const std::string& name, const char* choice) {
+    const auto file = folder.write(
+        name, std::string("{\"question\": \"q\", \"choices\": [\"a\", \"") + choice + "\"], \"answer\": 0}\n");
+    return content_of_task("evaluate.tasks.0", "/tasks/t.jsonl",
+                           ChoiceTask("t", file, ByteTokenizer(), 8, "evaluate.tasks.0"));
+  };
+  const SourceContent here = task_of("a.jsonl", "b");
+  CHECK(data_differences({"one", 1, {here}}, {"two", 1, {task_of("b.jsonl", "b")}}).empty());
+  CHECK(contains(data_differences({"one", 1, {here}}, {"two", 1, {task_of("c.jsonl", "c")}}), "evaluate.tasks.0"));
+}
+
 TEST_CASE("ranks_whose_folders_of_weights_differ_are_told") {
   const TempFolder folder;
   folder.write("a/config.json", "{}");
