@@ -3,15 +3,20 @@
 
 #include <doctest/doctest.h>
 
+#include <cstddef>
+#include <filesystem>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "base/hash.h"
 #include "data/dataset.h"
+#include "data/order/history.h"
 #include "dataset_scene.h"
 #include "packed_text.h"
 #include "support/text.h"
+#include "token_files.h"
 
 using namespace scaletrain;
 using namespace scaletrain::test;
@@ -174,4 +179,52 @@ TEST_CASE("text and JSONL have the identities that they had before there were ot
   CHECK(text_identity({{{"a.txt", TextKind::text}}, "text", "---"}, 0, content, tokenizer) == 0x6fe0b0e962d8ba0e);
   CHECK(text_identity({{{"a.jsonl", TextKind::jsonl}}, "body", std::nullopt}, 0, content, tokenizer) ==
         0x5fb1690e9412369a);
+}
+
+TEST_CASE("data, samples and tokenised text of folders without sub-folders are what they have always been") {
+  const TempFolder folder;
+  folder.write("d/a.txt", "some text of a file\n%\nand more of it");
+  folder.write("d/b.jsonl", "{\"text\":\"first\"}\n\n{\"id\":3,\"text\":\"sec\\u00e9ond\"}\n");
+  folder.write("d/c.bin", packed<std::uint16_t>({1, 2, 3, 4, 5, 256, 6, 7, 8}));
+  folder.write("d/c.idx", megatron_index({{2, 4}, {3}}, 8, 2));
+  folder.write("d/e.bin", llmc_file({9, 8, 7, 6, 5}, false));
+  auto config = config_for(folder);
+  config.train = {source_at(folder / "d"), source_at(folder / "d", 2.0)};
+  config.train[0].separator = "%";
+  const auto data = open_training_data(config, ByteTokenizer(), options(4, 5));
+  // As the program before compressed and nested sources gave them.
+  CHECK(data->hash() == 0x5e8d6e7a2a09673a);
+  Hasher hasher;
+  for (std::int64_t n = 0; n < 60; ++n) {
+    const Sample sample = read(*data, n);
+    for (const auto* const part : {&sample.inputs, &sample.targets, &sample.starts})
+      hasher.update(std::as_bytes(std::span(*part)));
+  }
+  CHECK(hasher.digest() == 0x7f5cb8a421a40d3b);
+  for (const char* name : {"2f50c5329f9be363.tokens", "b6682b9191e51f8c.tokens"})
+    CHECK(std::filesystem::exists(std::filesystem::path(*config.cache) / name));
+  ValidationConfig set;
+  set.path = (folder / "d").string();
+  CHECK(open_validation_set(set, config, ByteTokenizer(), options(4, 5), "k")->hash() == 0xb85c5f28d77e78b1);
+}
+
+TEST_CASE("sub-folders of a run's folder join it like files that were added, and what was read stays read") {
+  const TempFolder folder;
+  folder.write("d/a.txt", std::string(200, 'a'));
+  auto config = config_for(folder);
+  config.train = {source_at(folder / "d")};
+  const auto before = open_training_data(config, ByteTokenizer(), options(4));
+  ConsumptionHistory history;
+  REQUIRE(history.continue_with(before->description(), 4, 1));
+  for (int i = 0; i < 20; ++i) history.consume_batch(4);
+  folder.write("d/below/b.txt", std::string(40, 'b'));
+  DataOptions o = options(4);
+  const std::vector<MixSource> read_before = history.sources_read();
+  o.read = read_before;
+  const auto after = open_training_data(config, ByteTokenizer(), o);
+  CHECK_FALSE(history.continue_with(after->description(), 4, 1));
+  const MixSource& source = history.mix().sources.at(0);
+  CHECK(source.taken == 20);
+  REQUIRE(source.parts.size() == 2);
+  CHECK(source.parts[1].samples == 10);
 }
