@@ -87,6 +87,7 @@ TEST_CASE("a_build_that_is_killed_at_any_moment_goes_on_to_the_bytes_of_one_that
 TEST_CASE("a_build_by_shards_side_by_side_is_merged_and_trained_on") {
   check_built(workspace().run(build_words("side/whole"), 300.0));
   std::vector<std::unique_ptr<Program>> jobs;
+  jobs.reserve(3);
   for (int shard = 0; shard < 3; ++shard)
     jobs.push_back(std::make_unique<Program>(
         workspace().launch(build_words("side/parts", {"--shard", std::to_string(shard) + "/3"}))));
