@@ -208,6 +208,12 @@ TEST_CASE("a build is the same to the byte for any number of threads") {
 
 TEST_CASE("a build that is stopped at any batch goes on, to the bytes of one that was not") {
   SmallCorpus corpus;
+  // What is told of them is found at their beginnings alone.
+  corpus.folder.write("in/odd/a.txt",
+                      "\x7f"
+                      "ELF" +
+                          words(2, 3'000'001));
+  corpus.folder.write("in/odd/b.txt", "\xff" + words(3, 3'000'001) + "\xc3\xa9");
   CorpusRequest request = corpus.request("whole/corpus");
   request.split = {3, 1};
   build_corpus(request);
