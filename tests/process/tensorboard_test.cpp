@@ -20,13 +20,19 @@ void check_shown_as_in_metrics(const fs::path& run) {
   for (const char* tag : {"loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu", "step_seconds"}) {
     CAPTURE(tag);
     CHECK(shown[tag].size() == expected.steps.size());
-    for (const auto& [step, values] : shown[tag]) CHECK_MESSAGE(values.size() == 1, "step ", step);
+    for (const auto& entry : shown[tag]) {
+      const std::int64_t step = entry.first;
+      CHECK_MESSAGE(entry.second.size() == 1, "step ", step);
+    }
   }
-  for (const auto& [step, numbers] : expected.steps)
-    CHECK_MESSAGE(shown["loss"][step] == std::vector<float>{std::stof(numbers)}, "step ", step);
+  for (const auto& entry : expected.steps) {
+    const long step = entry.first;
+    CHECK_MESSAGE(shown["loss"][step] == std::vector<float>{std::stof(entry.second)}, "step ", step);
+  }
   std::size_t evaluations = 0;
-  for (const auto& [place, loss] : expected.evaluations) {
-    CHECK(shown["validation/" + place.second + "/loss"][place.first] == std::vector<float>{std::stof(loss)});
+  for (const auto& entry : expected.evaluations) {
+    const auto& [step, dataset] = entry.first;
+    CHECK(shown["validation/" + dataset + "/loss"][step] == std::vector<float>{std::stof(entry.second)});
     ++evaluations;
   }
   for (const auto& [tag, values] : shown)
