@@ -150,9 +150,8 @@ struct Decoder::Impl {
     const std::int64_t keys = spec.kv_heads * spec.head_size;
     const auto copy = [&](const View& matrix, std::int64_t row, std::int64_t first, std::int64_t count,
                           std::int64_t place) {
-      backend.run(stream,
-                  Copy{.input = part(matrix, row * matrix.shape()[1] + first, {count}),
-                       .output = part(target, (first_token + row) * cache_features(spec) + place, {count})});
+      backend.run(stream, Copy{.input = part(matrix, row * matrix.shape()[1] + first, {count}),
+                               .output = part(target, (first_token + row) * cache_features(spec) + place, {count})});
     };
     for (std::int64_t i = 0; i < rows.qkv.shape()[0]; ++i) {
       if (!rows.query_key) {
@@ -172,22 +171,21 @@ struct Decoder::Impl {
     const Shape keys{1, past + run.rows, spec.kv_heads, spec.head_size};
     const std::int64_t key_features = spec.kv_heads * spec.head_size;
     const QkvHeads heads = split_qkv(rows.qkv, rows.query_key, spec, {1, run.rows});
-    backend.run(stream,
-                AttentionForward{.shape = {.batch = 1,
-                                           .num_queries = run.rows,
-                                           .num_keys = past + run.rows,
-                                           .heads = spec.heads,
-                                           .kv_heads = spec.kv_heads,
-                                           .head_size = spec.head_size,
-                                           .first_query = past,
-                                           .first_key = 0,
-                                           .scale = 1.0 / std::sqrt(static_cast<double>(spec.head_size))},
-                                 .query = {heads.query.values, heads.query.row_stride},
-                                 .key = {part(cached, 0, keys), cache_features(spec)},
-                                 .value = {part(cached, key_features, keys), cache_features(spec)},
-                                 .document_start = {},
-                                 .output = {rows.attention, spec.heads * spec.head_size},
-                                 .log_sum_exp = {}});
+    backend.run(stream, AttentionForward{.shape = {.batch = 1,
+                                                   .num_queries = run.rows,
+                                                   .num_keys = past + run.rows,
+                                                   .heads = spec.heads,
+                                                   .kv_heads = spec.kv_heads,
+                                                   .head_size = spec.head_size,
+                                                   .first_query = past,
+                                                   .first_key = 0,
+                                                   .scale = 1.0 / std::sqrt(static_cast<double>(spec.head_size))},
+                                         .query = {heads.query.values, heads.query.row_stride},
+                                         .key = {part(cached, 0, keys), cache_features(spec)},
+                                         .value = {part(cached, key_features, keys), cache_features(spec)},
+                                         .document_start = {},
+                                         .output = {rows.attention, spec.heads * spec.head_size},
+                                         .log_sum_exp = {}});
   }
 
   // rows_at_once: of the parts that know nothing of sequences.

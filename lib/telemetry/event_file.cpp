@@ -184,6 +184,12 @@ void EventWriter::write(const EvaluationRecord& record) {
   append(event_of_scalars(seconds_now(), record.step, std::span(&loss, 1)));
 }
 
+void EventWriter::write(const TaskRecord& record) {
+  const Scalar scalars[] = {{fmt::format("task/{}/accuracy", record.task), record.accuracy},
+                            {fmt::format("task/{}/normalized_accuracy", record.task), record.normalized_accuracy}};
+  append(event_of_scalars(seconds_now(), record.step, scalars));
+}
+
 void EventWriter::append(const std::string& record) {
   // The newest is given up, not the oldest: part of the oldest may be in the file already and must be completed.
   if (waiting_.size() + record.size() <= most_events_waiting) waiting_ += record;

@@ -52,6 +52,7 @@ class EventWriter {
   void write(const StepRecord& record);
   // Tag: validation/NAME/loss.
   void write(const EvaluationRecord& record);
+  void write(const TaskRecord& record);
 
   // Writes what is waiting and fsyncs. False if the records are not safe on disk.
   bool sync();

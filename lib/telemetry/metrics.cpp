@@ -207,12 +207,14 @@ void MetricsWriter::write(const EvaluationRecord& record) {
 }
 
 void MetricsWriter::write(const TaskRecord& record) {
+  if (events() != nullptr && record.step == restarted_at_) replace_evaluations(record.step);
   Line line("task");
   line.add("step", record.step).add("task", record.task).add("accuracy", record.accuracy);
   if (record.accuracy_error) line.add("accuracy_error", *record.accuracy_error);
   line.add("normalized_accuracy", record.normalized_accuracy);
   if (record.normalized_accuracy_error) line.add("normalized_accuracy_error", *record.normalized_accuracy_error);
   append(line.add("questions", record.questions).finish());
+  if (events() != nullptr) events_->write(record);
 }
 
 void MetricsWriter::write(const CheckpointRecord& record) {
@@ -290,7 +292,9 @@ void MetricsWriter::replace_evaluations(std::int64_t step) {
   const auto is_of_step = [step](const auto& record) { return record.step == step; };
   try {
     const Metrics metrics = read_metrics(path_, DamagedLines::skip);
-    if (std::none_of(metrics.evaluations.begin(), metrics.evaluations.end(), is_of_step)) return;
+    if (std::none_of(metrics.evaluations.begin(), metrics.evaluations.end(), is_of_step) &&
+        std::none_of(metrics.tasks.begin(), metrics.tasks.end(), is_of_step))
+      return;
     events_->begin_at(step);
     const auto last = std::find_if(metrics.steps.rbegin(), metrics.steps.rend(), is_of_step);
     if (last != metrics.steps.rend()) events_->write(*last);

@@ -108,6 +108,7 @@ void cut_beyond(std::vector<Record>& records, std::int64_t step) {
 void cancel_beyond(Metrics& metrics, std::int64_t step) {
   cut_beyond(metrics.steps, step);
   cut_beyond(metrics.evaluations, step);
+  cut_beyond(metrics.tasks, step);
   cut_beyond(metrics.checkpoints, step);
   cut_beyond(metrics.skips, step);
   std::erase_if(metrics.spikes,
@@ -117,14 +118,14 @@ void cancel_beyond(Metrics& metrics, std::int64_t step) {
 }
 
 // A start that died between an evaluation left over to it and its save leaves that to the next one again.
-void add_evaluation(Metrics& metrics, EvaluationRecord record) {
-  for (auto before = metrics.evaluations.rbegin(); before != metrics.evaluations.rend() && before->step == record.step;
-       ++before) {
-    if (before->dataset != record.dataset) continue;
+template <class Record>
+void add_or_replace(std::vector<Record>& records, Record record, std::string Record::*name) {
+  for (auto before = records.rbegin(); before != records.rend() && before->step == record.step; ++before) {
+    if ((*before).*name != record.*name) continue;
     *before = std::move(record);
     return;
   }
-  metrics.evaluations.push_back(std::move(record));
+  records.push_back(std::move(record));
 }
 
 void add_line(Metrics& metrics, std::string_view text, const std::string& where) {
@@ -154,10 +155,22 @@ void add_line(Metrics& metrics, std::string_view text, const std::string& where)
                              .loss_scale = in.number_if_any("loss_scale"),
                              .gpu_memory_in_use = in.natural_if_any("gpu_memory_in_use")});
   } else if (kind == "evaluation") {
-    add_evaluation(metrics, {.step = in.integer("step"),
-                             .dataset = in.text("dataset"),
-                             .loss = in.number("loss"),
-                             .tokens = in.integer("tokens")});
+    add_or_replace(metrics.evaluations,
+                   {.step = in.integer("step"),
+                    .dataset = in.text("dataset"),
+                    .loss = in.number("loss"),
+                    .tokens = in.integer("tokens")},
+                   &EvaluationRecord::dataset);
+  } else if (kind == "task") {
+    add_or_replace(metrics.tasks,
+                   {.step = in.integer("step"),
+                    .task = in.text("task"),
+                    .accuracy = in.number("accuracy"),
+                    .accuracy_error = in.number_if_any("accuracy_error"),
+                    .normalized_accuracy = in.number("normalized_accuracy"),
+                    .normalized_accuracy_error = in.number_if_any("normalized_accuracy_error"),
+                    .questions = in.integer("questions")},
+                   &TaskRecord::task);
   } else if (kind == "checkpoint") {
     metrics.checkpoints.push_back({.step = in.integer("step"),
                                    .path = in.text("path"),

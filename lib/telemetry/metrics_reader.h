@@ -12,13 +12,14 @@
 
 namespace scaletrain {
 
-// Each kind in the order of the file. A restart at step s removes the earlier steps, evaluations, checkpoints, skips,
-// spikes, early stops and ends with a step beyond s; starts, restarts and the spikes that training went back from are
-// the run's history and always stay. Of evaluations of one set at one step the last counts.
+// Each kind in the order of the file. A restart at step s removes the earlier steps, evaluations, tasks, checkpoints,
+// skips, spikes, early stops and ends with a step beyond s; starts, restarts and the spikes that training went back
+// from are the run's history and always stay. Of evaluations of one set, or on one task, at one step the last counts.
 struct Metrics {
   std::vector<StartRecord> starts;
   std::vector<StepRecord> steps;
   std::vector<EvaluationRecord> evaluations;
+  std::vector<TaskRecord> tasks;
   std::vector<CheckpointRecord> checkpoints;
   std::vector<RestartRecord> restarts;
   std::vector<SkipRecord> skips;

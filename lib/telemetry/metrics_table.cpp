@@ -61,25 +61,41 @@ std::vector<Column> columns_of_steps() {
           {"skip", [](const Row& row) { return row.skip == nullptr ? Cell() : Cell(row.skip->reason); }}};
 }
 
+std::string loss_key(const EvaluationRecord& record) {
+  return fmt::format("validation/{}/loss", record.dataset);
+}
+
+std::string accuracy_key(const TaskRecord& record, std::string_view which) {
+  return fmt::format("task/{}/{}", record.task, which);
+}
+
 std::map<std::int64_t, Row> rows_of(const Metrics& metrics) {
   std::map<std::int64_t, Row> rows;
   for (const StepRecord& record : metrics.steps) rows[record.step].step = &record;
   for (const EvaluationRecord& record : metrics.evaluations)
-    rows[record.step].evaluations[fmt::format("validation/{}/loss", record.dataset)] = record.loss;
+    rows[record.step].evaluations[loss_key(record)] = record.loss;
+  for (const TaskRecord& record : metrics.tasks) {
+    rows[record.step].evaluations[accuracy_key(record, "accuracy")] = record.accuracy;
+    rows[record.step].evaluations[accuracy_key(record, "normalized_accuracy")] = record.normalized_accuracy;
+  }
   for (const SkipRecord& record : metrics.skips) rows[record.step].skip = &record;
   return rows;
 }
 
-// In the order in which the sets were met.
-void add_columns_of_sets(std::vector<Column>& columns, const Metrics& metrics) {
+// In the order in which sets, then tasks, were met.
+void add_columns_of_evaluations(std::vector<Column>& columns, const Metrics& metrics) {
   std::set<std::string> known;
-  for (const EvaluationRecord& record : metrics.evaluations) {
-    if (!known.insert(record.dataset).second) continue;
-    std::string key = fmt::format("validation/{}/loss", record.dataset);
+  const auto add = [&](const std::string& key) {
+    if (!known.insert(key).second) return;
     columns.push_back({key, [key](const Row& row) {
                          const auto found = row.evaluations.find(key);
                          return found == row.evaluations.end() ? Cell() : Cell(found->second);
                        }});
+  };
+  for (const EvaluationRecord& record : metrics.evaluations) add(loss_key(record));
+  for (const TaskRecord& record : metrics.tasks) {
+    add(accuracy_key(record, "accuracy"));
+    add(accuracy_key(record, "normalized_accuracy"));
   }
 }
 
@@ -135,7 +151,7 @@ std::string column_field(const Cell& cell) {
 
 MetricsTable table_of(const Metrics& metrics, const std::vector<std::string>& keys) {
   std::vector<Column> columns = columns_of_steps();
-  add_columns_of_sets(columns, metrics);
+  add_columns_of_evaluations(columns, metrics);
   const std::map<std::int64_t, Row> rows = rows_of(metrics);
   if (!keys.empty()) {
     columns = chosen(columns, keys);

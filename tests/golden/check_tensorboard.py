@@ -36,6 +36,9 @@ def expected(run):
                     shown.setdefault(tag, {})[step] = single(record[tag])
         elif kind == "evaluation":
             shown.setdefault(f"validation/{record['dataset']}/loss", {})[step] = single(record["loss"])
+        elif kind == "task":
+            for which in ("accuracy", "normalized_accuracy"):
+                shown.setdefault(f"task/{record['task']}/{which}", {})[step] = single(record[which])
         elif kind == "restart":
             for values in shown.values():
                 for void in [s for s in values if s > step]:

@@ -17,13 +17,13 @@ std::unique_ptr<Tokenizer> open_tokenizer(const std::string& name, std::optional
     return std::make_unique<ByteTokenizer>();
   }
   if (!path_exists(name))
-    throw UserError(
-        fmt::format("--tokenizer: {}: no such file or folder; bytes, or the path of a tokenizer.json, a tokenizer.model or "
-                    "a folder with one of them, is expected",
-                    name));
+    throw UserError(fmt::format(
+        "--tokenizer: {}: no such file or folder; bytes, or the path of a tokenizer.json, a tokenizer.model or "
+        "a folder with one of them, is expected",
+        name));
   try {
-    const bool is_sentencepiece =
-        std::filesystem::path(name).extension() == ".model" || (!holds_bpe_files(name) && holds_sentencepiece_file(name));
+    const bool is_sentencepiece = std::filesystem::path(name).extension() == ".model" ||
+                                  (!holds_bpe_files(name) && holds_sentencepiece_file(name));
     if (is_sentencepiece) return std::make_unique<SentencePieceTokenizer>(name, end_of_document);
     return std::make_unique<BpeTokenizer>(read_bpe_spec(name), end_of_document);
   } catch (const UnknownEndError& error) {

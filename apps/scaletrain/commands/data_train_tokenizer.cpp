@@ -88,7 +88,9 @@ Command add_data_train_tokenizer(CLI::App& app) {
   TokenizerTrainingRequest& request = arguments->request;
   CLI::App* command =
       app.add_subcommand("train-tokenizer", "Train a byte-level BPE on text and write its tokenizer.json");
-  command->add_option("sources", request.sources, "Text and JSONL: files, folders, patterns")->type_name("PATH")->required();
+  command->add_option("sources", request.sources, "Text and JSONL: files, folders, patterns")
+      ->type_name("PATH")
+      ->required();
   command->add_option("--vocab", request.options.vocab, "Tokens, with the special ones and 256 bytes (32K, 50257)")
       ->type_name("NUMBER")
       ->transform(whole_number(256, std::uint64_t{1} << 24))

@@ -197,11 +197,10 @@ TEST_CASE("every default is a supported value") {
 }
 
 TEST_CASE("values whose feature does not exist are refused by name") {
-  const char* asked[] = {"model.dropout=0.1",          "data.train.0.type=parquet",
-                         "data.validation=[{name: a, path: b, type: Parquet}]",
-                         "train.optimizer.type=muon",  "train.optimizer.type=Lion",
-                         "train.lr_schedule.type=wsd", "train.label_smoothing=0.1",
-                         "precision.compute=fp8",      "precision.reduce=fp16"};
+  const char* asked[] = {
+      "model.dropout=0.1",         "data.train.0.type=parquet", "data.validation=[{name: a, path: b, type: Parquet}]",
+      "train.optimizer.type=muon", "train.optimizer.type=Lion", "train.lr_schedule.type=wsd",
+      "train.label_smoothing=0.1", "precision.compute=fp8",     "precision.reduce=fp16"};
   std::set<std::string> refused;
   for (const std::string text : asked) {
     const std::string report = override_errors({text});

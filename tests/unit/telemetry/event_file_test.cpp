@@ -67,11 +67,12 @@ TEST_CASE("an event file begins with its version and has the scalars of steps an
                           .loss_scale = 65536.0,
                           .gpu_memory_in_use = 3ull << 30});
   writer.write(EvaluationRecord{.step = 300, .dataset = "web", .loss = 3.5, .tokens = 10});
+  writer.write(TaskRecord{.step = 300, .task = "quiz", .accuracy = 0.25, .normalized_accuracy = 0.5});
   REQUIRE(writer.sync());
   REQUIRE(files_of(folder / "tensorboard").size() == 1);
   CHECK(writer.path().filename().string().starts_with("events.out.tfevents."));
   const std::vector<ReadEvent> events = EventFileReader::read(TempFolder::read(writer.path()));
-  REQUIRE(events.size() == 4);
+  REQUIRE(events.size() == 5);
   CHECK(events[0].version == "brain.Event:2");
   CHECK((events[1].session == 1 && events[1].step == 1));
   CHECK(events[2].step == 1);
@@ -83,6 +84,9 @@ TEST_CASE("an event file begins with its version and has the scalars of steps an
   CHECK(events[2].scalars == scalars);
   CHECK(events[3].step == 300);
   CHECK(events[3].scalars == std::vector<std::pair<std::string, float>>{{"validation/web/loss", 3.5f}});
+  CHECK(events[4].step == 300);
+  CHECK(events[4].scalars == std::vector<std::pair<std::string, float>>{{"task/quiz/accuracy", 0.25f},
+                                                                        {"task/quiz/normalized_accuracy", 0.5f}});
 }
 
 TEST_CASE("numbers that are none, and the largest step, are stored as such") {

@@ -75,6 +75,23 @@ TEST_CASE("of an evaluation that was made again the last one counts") {
   CHECK(read[2].loss == 12.0);
 }
 
+TEST_CASE("accuracies beyond a restart are void, and of those measured again the last counts") {
+  const TempFolder folder;
+  const auto file = folder / "metrics.jsonl";
+  {
+    MetricsWriter writer(file);
+    for (const std::int64_t step : {2, 4, 6}) writer.write(TaskRecord{.step = step, .task = "a", .accuracy = 0.5});
+    writer.write(RestartRecord{.step = 4});
+    writer.write(TaskRecord{.step = 4, .task = "a", .accuracy = 0.75});
+    writer.write(TaskRecord{.step = 4, .task = "b", .accuracy = 0.25});
+  }
+  const std::vector<TaskRecord> read = read_metrics(file).tasks;
+  REQUIRE(read.size() == 3);
+  CHECK((read[0].step == 2 && read[0].accuracy == 0.5));
+  CHECK((read[1].step == 4 && read[1].task == "a" && read[1].accuracy == 0.75));
+  CHECK((read[2].step == 4 && read[2].task == "b" && read[2].accuracy == 0.25));
+}
+
 TEST_CASE("damage inside the file is named by line and a torn end is not damage") {
   const std::string good = R"({"kind":"end","step":1,"reason":"r"})";
   CHECK(parse_metrics(good + "\n" + good.substr(0, 9), "m").torn_last_line);

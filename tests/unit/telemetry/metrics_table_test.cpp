@@ -68,6 +68,13 @@ TEST_CASE("a table has the columns of which a step has a number, in one order, a
   CHECK(to_csv(table_of(two_steps(), {"loss_scale"})) == "step,loss_scale\n1,\n2,\n");
 }
 
+TEST_CASE("accuracies on tasks are columns of their own") {
+  Metrics metrics = two_steps();
+  metrics.tasks.push_back({.step = 2, .task = "quiz", .accuracy = 0.25, .normalized_accuracy = 0.5});
+  const MetricsTable table = table_of(metrics, {"step", "task/quiz/accuracy", "task/quiz/normalized_accuracy"});
+  CHECK(to_csv(table) == "step,task/quiz/accuracy,task/quiz/normalized_accuracy\n1,,\n2,0.25,0.5\n");
+}
+
 TEST_CASE("of a step that was cut the evaluation is a line by itself") {
   Metrics metrics;
   metrics.evaluations.push_back({.step = 7, .dataset = "web", .loss = 3.5});

@@ -119,6 +119,12 @@ TEST_CASE("every kind is read back as it was written") {
                              .layout = eight_ranks(),
                              .sources = two_sources()});
     writer.write(EvaluationRecord{.step = 1, .dataset = "held \"out\"\n", .loss = 2.0, .tokens = 77});
+    writer.write(TaskRecord{.step = 1,
+                            .task = "capitals",
+                            .accuracy = 0.25,
+                            .accuracy_error = 1.0 / 3.0,
+                            .normalized_accuracy = 0.5,
+                            .questions = 4});
     writer.write(CheckpointRecord{.step = 1, .path = "checkpoints/step-1", .seconds = 1.5, .bytes = 1ll << 40});
     writer.write(CheckpointRecord{.step = 2, .path = "\xff bad", .failure = "no space"});
     writer.write(SkipRecord{.step = 2, .reason = "not finite", .samples = {1, ~0ull}});
@@ -152,6 +158,10 @@ TEST_CASE("every kind is read back as it was written") {
   CHECK(read.starts[0].device == DeviceRecord{"cpu", "fp32", {}});
   CHECK(read.starts[0].layout == eight_ranks());
   CHECK(read.starts[0].sources == two_sources());
+  REQUIRE(read.tasks.size() == 1);
+  CHECK((read.tasks[0].task == "capitals" && read.tasks[0].step == 1 && read.tasks[0].questions == 4));
+  CHECK((read.tasks[0].accuracy == 0.25 && read.tasks[0].accuracy_error == 1.0 / 3.0));
+  CHECK((read.tasks[0].normalized_accuracy == 0.5 && !read.tasks[0].normalized_accuracy_error));
   REQUIRE(read.evaluations.size() == 1);
   CHECK(read.evaluations[0].dataset == "held \"out\"\n");
   CHECK(read.evaluations[0].loss == 2.0);
