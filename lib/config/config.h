@@ -105,7 +105,8 @@ struct DocumentsConfig {
   DocumentAttention attention = DocumentAttention::across;
   bool loss_across = true;  // the first token of a document is predicted from what the document before it ends with
 
-  // Whether data that does not say where its documents end will do.
+  bool operator==(const DocumentsConfig&) const = default;
+  // Whether data that does not say where its documents end will not do.
   bool need_ends() const { return attention == DocumentAttention::within || !loss_across; }
 };
 

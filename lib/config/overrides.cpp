@@ -116,7 +116,11 @@ void apply_override(YamlNode& root, const std::string& text, Place place, Diagno
     if (node == nullptr) return;
     path += (path.empty() ? "" : ".") + name;
   }
-  merge(*node, std::move(*value));
+  if (is_ordered_mapping(path)) {
+    *node = std::move(*value);
+  } else {
+    merge(*node, std::move(*value));
+  }
 }
 
 }  // namespace

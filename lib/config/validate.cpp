@@ -406,7 +406,7 @@ class Rules {
     const std::string& metric = config_.early_stop->metric;
     if (config_.data.validation.empty() && config_.evaluate.tasks.empty()) {
       refuse({"early_stop.metric", "early_stop", "data.validation"},
-             "there is no validation set to watch; add one to data.validation");
+             "there is nothing to watch; add a set to data.validation or a task to evaluate.tasks");
       return;
     }
     const std::optional<std::vector<std::string>> metrics = watchable_metrics();
@@ -417,6 +417,12 @@ class Rules {
       refuse({"early_stop.metric", "data.validation"},
              fmt::format("{} is no metric of this run; there is {}", quoted(metric), all));
     }
+    const bool is_accuracy = metric.starts_with("task/");
+    const std::optional<double>& target = config_.early_stop->target;
+    if (is_accuracy && target && (*target <= 0 || *target > 1))
+      refuse({"early_stop.target", "early_stop"}, "an accuracy lies between 0 and 1; write 0.9 for 90 %");
+    if (is_accuracy && config_.early_stop->min_delta >= 1)
+      refuse({"early_stop.min_delta", "early_stop"}, "an accuracy lies between 0 and 1, and cannot improve by so much");
     if (are_fine({"evaluate.every"}) && config_.evaluate.every == 0)
       refuse({"early_stop", "evaluate.every"}, "needs evaluations during the run, and evaluate.every is 0");
   }

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <functional>
 #include <iterator>
+#include <set>
 #include <span>
 #include <string_view>
 #include <system_error>
@@ -60,7 +61,7 @@ FileKind kind_of(const fs::path& path, const SourceSpec& spec) {
     const bool is_option = spec.key.starts_with("--");
     throw UserError(fmt::format("{}: {} looks like no text, JSONL or token file; unpack or convert it{}",
                                 is_option ? path_key(spec) : spec.key + ".type", path.string(),
-                                is_option ? "" : ", or name its type"));
+                                is_option ? "" : ", or name its type, or with a pattern the files that are meant"));
   }
   if (is_compressed && (extension == ".bin" || extension == ".idx"))
     throw UserError(fmt::format("{}: {}: token files are read where they lie, not compressed; unpack it",
@@ -72,7 +73,7 @@ FileKind kind_of(const fs::path& path, const SourceSpec& spec) {
 struct FolderId {
   dev_t device = 0;
   ino_t inode = 0;
-  bool operator==(const FolderId&) const = default;
+  auto operator<=>(const FolderId&) const = default;
 };
 
 FolderId id_of(const fs::path& folder) {
@@ -84,7 +85,7 @@ FolderId id_of(const fs::path& folder) {
 struct FoundEntries {
   std::vector<fs::path> files;
   std::vector<fs::path> others;  // pipes, sockets, devices
-  std::vector<fs::path> loops;   // folders that lead back to one that they are in
+  std::vector<fs::path> loops;   // folders that are read under another name, or that they are in
 };
 
 bool is_hidden(const fs::path& path) {
@@ -105,7 +106,7 @@ class FileWalk {
 
   void take_all(const fs::path& folder) {
     look_into(
-        folder, [](const fs::path&) { return true; }, &FileWalk::take_all);
+        folder, [](const fs::path&) { return true; }, &FileWalk::take_all, false, true);
   }
 
   // What matches the names of a pattern from `first` on.
@@ -140,15 +141,17 @@ class FileWalk {
 
  private:
   template <class Wants, class Enter>
-  void look_into(const fs::path& folder, Wants wants, Enter enter, bool with_hidden = false) {
+  void look_into(const fs::path& folder, Wants wants, Enter enter, bool with_hidden = false, bool takes_all = false) {
     if (!inside_.empty() && is_gone(folder)) return;
     const FolderId id = id_of(folder);
-    if (std::find(inside_.begin(), inside_.end(), id) != inside_.end()) {
+    const bool is_inside = std::find(inside_.begin(), inside_.end(), id) != inside_.end();
+    // All below a folder is the same under each of its names.
+    if (is_inside || (takes_all && !taken_.insert(id).second)) {
       entries_.loops.push_back(folder);
       return;
     }
     inside_.push_back(id);
-    std::vector<fs::path> folders;
+    std::vector<std::pair<bool, fs::path>> folders;  // whether it is a link; links come last
     std::error_code error;
     fs::directory_iterator entry(folder, error);
     for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
@@ -157,14 +160,18 @@ class FileWalk {
       std::error_code problem;
       const fs::file_status status = entry->status(problem);
       if (fs::is_directory(status)) {
-        folders.push_back(entry->path());
+        folders.emplace_back(entry->is_symlink(problem), entry->path());
       } else if (wants(entry->path())) {
         take(*entry, status);
       }
     }
     if (error)
       throw FileAccessError(fmt::format("{}: reading the folder failed: {}", folder.string(), error.message()));
-    for (const fs::path& below : folders) {
+    // In an order of their own, so that of a folder's names the same one is read everywhere.
+    std::sort(folders.begin(), folders.end(), [](const auto& a, const auto& b) {
+      return a.first != b.first ? b.first : is_before(a.second, b.second);
+    });
+    for (const auto& [is_link, below] : folders) {
       if (is_over_ && is_over_()) break;
       std::invoke(enter, *this, below);
     }
@@ -192,6 +199,7 @@ class FileWalk {
   const SourceFiles* only_;
   const std::function<bool()>& is_over_;
   std::vector<FolderId> inside_;  // the folders on the way here
+  std::set<FolderId> taken_;      // those of which all is read
   FoundEntries entries_;
 };
 
@@ -316,7 +324,7 @@ std::vector<FoundFile> find_files(const SourceSpec& spec, const Reporter& report
   }
   for (const fs::path& loop : entries.loops) {
     if (report)
-      report(fmt::format("{}: {} leads back to a folder that it is in, and is not read again", path_key(spec),
+      report(fmt::format("{}: {} leads to a folder that is read under another name, and is not read again", path_key(spec),
                          loop.string()));
   }
   if (!found.empty()) return found;

@@ -64,7 +64,8 @@ std::optional<std::string> AnswerPattern::find(std::string_view text) const {
   std::optional<std::string> answer;
   while (!text.empty()) {
     const std::size_t end = std::min(text.find('\n'), text.size());
-    const std::string line(text.substr(0, std::min(end, longest_searched)));
+    // The end of a longer line, as the last match counts.
+    const std::string line(text.substr(end - std::min(end, longest_searched), std::min(end, longest_searched)));
     text.remove_prefix(std::min(end + 1, text.size()));
     for (std::sregex_iterator match(line.begin(), line.end(), impl_->pattern), none; match != none; ++match)
       if ((*match)[1].matched) answer = trimmed((*match)[1].str());

@@ -1,6 +1,7 @@
 #include "infer/evaluate.h"
 
 #include <algorithm>
+#include <array>
 #include <numbers>
 #include <numeric>
 #include <span>
@@ -48,13 +49,18 @@ std::optional<std::vector<std::int64_t>> bytes_of_tokens(const Tokenizer& tokeni
 
 namespace {
 
-// Nothing once a target has no text that is known.
-void count_bytes(std::span<const std::int32_t> targets, const std::optional<std::vector<std::int64_t>>& bytes,
-                 std::optional<std::int64_t>& sum) {
-  for (const std::int32_t target : targets) {
+// Nothing once a target has no text that is known. Behind what a document begins with a token may have less text than
+// elsewhere: a space that the tokenizer put there.
+void count_bytes(const Tokenizer& tokenizer, const BatchTensors& batch,
+                 const std::optional<std::vector<std::int64_t>>& bytes, std::optional<std::int64_t>& sum) {
+  const std::span<const std::int32_t> before = tokenizer.before_document();
+  for (std::size_t i = 0; i < batch.targets.size(); ++i) {
+    const std::int32_t target = batch.targets[i];
     if (target == kMaskedTarget || !sum) continue;
     if (!bytes || target >= std::ssize(*bytes)) {
       sum.reset();  // a token file may have ids that the tokenizer lacks
+    } else if (!before.empty() && batch.ids[i] == before.back()) {
+      *sum += static_cast<std::int64_t>(tokenizer.decode(std::array{batch.ids[i], target}).size());
     } else {
       *sum += (*bytes)[static_cast<std::size_t>(target)];
     }
@@ -88,7 +94,7 @@ EvaluationResult evaluate_model(LoadedModel& model, const ValidationSet& set, st
     std::vector<std::int64_t> samples(static_cast<std::size_t>(std::min(shape.samples, all - first)));
     std::iota(samples.begin(), samples.end(), first);
     result.tokens += fill_batch(samples, shape.tokens, read, host.tensors());
-    count_bytes(host.tensors().targets, bytes, result.bytes);
+    count_bytes(model.tokenizer(), host.tensors(), bytes, result.bytes);
     host.copy_to(model.backend(), model.stream(), buffer);
     const BatchContext batch{.shape = shape,
                              .mode = Mode::evaluate,

@@ -57,7 +57,7 @@ Decoder make_decoder(LoadedModel& model, const Generator::Extent& extent) {
   } catch (const std::bad_alloc&) {
     const std::size_t bytes =
         Decoder::cache_bytes(model.transformer().spec(), model.backend().compute_type(), extent.context, extent.batch);
-    throw UserError(fmt::format("the keys and values of {} of {} tokens need {} of memory, more than there is{}",
+    throw UserError(fmt::format("not enough memory for the keys and values of {} of {} tokens, which need {}{}",
                                 counted(extent.batch, "sample"), extent.context, bytes_text(bytes),
                                 extent.batch > 1 ? "; compute fewer at once: --batch" : ""));
   }

@@ -95,7 +95,7 @@ struct LoadedModel::Impl {
           ParamStore::Options{.state_names = {}, .gradients = false, .dtype = backend->compute_type()});
     } catch (const std::bad_alloc&) {
       throw InputError(fmt::format(
-          "{}: its {} parameters need {} of memory, more than there is", where,
+          "{}: not enough memory for its {} parameters, which need {}", where,
           grouped_digits(static_cast<std::uint64_t>(table.num_parameters())),
           bytes_text(static_cast<std::uint64_t>(table.num_parameters()) * size_of(backend->compute_type()))));
     }

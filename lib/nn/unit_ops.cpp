@@ -133,12 +133,14 @@ void UnitOps::head_norm_backward_input(std::string_view layer, const HeadRows& d
 
 void UnitOps::head_norm_backward_weight(std::string_view layer, const HeadRows& d_output, const HeadRows& input,
                                         ConstView rstd) const {
+  const View d_weight = gradients().find(weight_of(layer));
+  if (!d_weight) return;
   run(NormBackwardWeight{.type = NormType::rmsnorm,
                          .d_output = d_output.values,
                          .input = input.values,
                          .mean = {},
                          .rstd = rstd,
-                         .d_weight = gradients().find(weight_of(layer)),
+                         .d_weight = d_weight,
                          .d_bias = {},
                          .d_output_rows = d_output.layout,
                          .input_rows = input.layout});

@@ -99,7 +99,7 @@ void tell(const CorpusResult& result, bool is_json) {
                         grouped_count(static_cast<std::uint64_t>(output.tokens), "token"),
                         grouped_count(static_cast<std::uint64_t>(output.documents), "document"),
                         result.was_there ? " (it was there)" : "");
-  write_output(is_json ? answer_of(result).dump(2) + "\n" : text);
+  write_output(is_json ? answer_of(result).dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n" : text);
 }
 
 ExitCode build(const BuildArguments& arguments) {

@@ -59,7 +59,7 @@ std::vector<NamedSet> open_sets(const EvaluateArguments& arguments, LoadedModel&
   }
   const bool own = sets.empty();
   if (own) sets = config.data.validation;
-  if (sets.empty()) throw UserError("the model's config names no validation set: give --data PATH");
+  if (sets.empty()) throw UserError("the model's config names no validation set: give --data PATH, or --task NAME=FILE");
   std::vector<NamedSet> opened;
   for (std::size_t i = 0; i < sets.size(); ++i)
     opened.push_back({sets[i].name, open_validation_set(sets[i], config.data, model.tokenizer(), options,
@@ -112,6 +112,7 @@ SetReport report_on(const EvaluateArguments& arguments, OpenedModel& model, cons
                    .step = model.loaded.step(),
                    .set = named.name,
                    .result = result,
+                   .documents = model.loaded.config().data.documents,
                    .samples = samples,
                    .samples_in_run = {},
                    .difference = {}};
@@ -208,7 +209,8 @@ Command add_evaluate(CLI::App& app) {
       ->allow_extra_args(false);
   command
       ->add_option("--task", arguments->tasks,
-                   "Multiple choice by log-likelihood: a JSONL file of `question`, `choices`, `answer` (repeatable)")
+                   "Multiple choice by log-likelihood: a JSONL file of `question`, `choices`, `answer` (repeatable); "
+                   "then no loss but on --data")
       ->type_name("NAME=FILE")
       ->allow_extra_args(false);
   command->add_option("--batches", arguments->batches, "At most so many micro-batches per set; 0: all")

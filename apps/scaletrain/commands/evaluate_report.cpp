@@ -48,16 +48,24 @@ std::string table_of_set(const std::string& set, const std::vector<SetReport>& r
   std::vector<std::vector<std::string>> rows = {{"model", "nats/token", "perplexity/token", "bits/byte", "tokens"}};
   std::set<std::int64_t> tokens;
   std::string differences;
+  const DocumentsConfig* documents = nullptr;
+  bool is_cut_alike = true;
   for (const SetReport& report : reports) {
     if (report.set != set) continue;
+    if (documents == nullptr) documents = &report.documents;
+    is_cut_alike = is_cut_alike && report.documents == *documents;
     const EvaluationResult& result = report.result;
     rows.push_back({report.model, fmt::format("{:.7g}", result.loss), fmt::format("{:.4g}", std::exp(result.loss)),
                     bits_text(result), count_text(result.tokens)});
     tokens.insert(result.tokens);
     if (!report.difference.empty()) differences += "    " + report.model + ":\n" + report.difference;
   }
-  const std::string notice =
-      tokens.size() > 1 ? "    not over the same tokens: of these numbers bits per byte alone may be compared\n" : "";
+  std::string notice;
+  if (!is_cut_alike) {
+    notice = "    not to be compared: data.documents of these models differ, and so what a token sees and which count\n";
+  } else if (tokens.size() > 1) {
+    notice = "    not over the same tokens: of these numbers bits per byte alone may be compared\n";
+  }
   return set + "\n" + table_of(rows) + notice + differences;
 }
 
@@ -68,10 +76,10 @@ std::string share_text(double share, const std::optional<double>& error) {
 
 std::string line_of(const TaskReport& report) {
   const TaskScore& score = report.score;
-  return fmt::format("{}: accuracy {}, by length in bytes {}, of {} questions\n", report.task,
+  return fmt::format("{}: accuracy {}, by length in bytes {}, of {}\n", report.task,
                      share_text(score.accuracy, score.accuracy_error),
                      share_text(score.normalized_accuracy, score.normalized_accuracy_error),
-                     count_text(score.questions)) +
+                     grouped_count(static_cast<std::uint64_t>(score.questions), "question")) +
          (report.num_cut > 0 ? fmt::format("    {} longer than the context: of these the end was read\n",
                                            counted(report.num_cut, "text"))
                              : "");

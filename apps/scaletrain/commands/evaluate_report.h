@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "config/config.h"
 #include "data/tasks/choice_task.h"
 #include "infer/evaluate.h"
 
@@ -18,6 +19,7 @@ struct SetReport {
   std::optional<std::int64_t> step;  // of a checkpoint
   std::string set;
   EvaluationResult result;
+  DocumentsConfig documents;  // as the model's config has it
   std::int64_t samples = 0;
   std::optional<std::int64_t> samples_in_run;  // of the run's own sets: what its evaluations measure
   std::string difference;                      // from the run's own evaluations, for people; may be empty

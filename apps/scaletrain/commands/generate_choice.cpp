@@ -34,7 +34,7 @@ void ChoiceArguments::declare(CLI::App& command) {
   command
       .add_option("--vote", vote,
                   "The answer that most samples give, of equals the first: the first group of this regular expression "
-                  "in the last match of each")
+                  "in the last match of each, within a line")
       ->type_name("PATTERN")
       ->excludes(best);
 }

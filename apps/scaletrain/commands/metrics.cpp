@@ -38,7 +38,8 @@ std::vector<std::string> keys_of(const std::string& list) {
 std::vector<std::string> keys_for_people(const Metrics& metrics) {
   std::vector<std::string> keys = {"loss", "learning_rate", "grad_norm", "step_seconds", "tokens_per_second", "mfu"};
   for (const std::string& key : table_of(metrics).keys)
-    if (key.starts_with("validation/") || key == "skip") keys.push_back(key);
+    if (key.starts_with("validation/") || key == "skip" || (key.starts_with("task/") && key.ends_with("/accuracy")))
+      keys.push_back(key);
   return keys;
 }
 

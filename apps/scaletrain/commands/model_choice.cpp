@@ -104,7 +104,7 @@ void tell_newest(const std::optional<BestSoFar>& known, const LocatedModel& loca
   std::string text = fmt::format("using {} (step {}), the newest", newest.path.string(), newest.step);
   if (best == &newest) text += " and the best one";
   if (best != nullptr && best != &newest)
-    text += fmt::format("; a better one is pinned: {}{}: --best takes it", best->path.filename().string(),
+    text += fmt::format("; {}{} is pinned as the best: --best takes it", best->path.filename().string(),
                         loss_of(*best, *known));
   write_message(text);
 }

@@ -184,6 +184,8 @@ RopeScalingConfig parse_rope_scaling(const Members& rope, std::string_view type,
 // The base of the rotary angles and their scaling: members of their own, or of "rope_parameters" in newer files.
 void parse_rope(ModelConfig& model, const Members& members, const std::string& where) {
   std::optional<double> theta;
+  if (members.has("rope_scaling") && members.has("rope_parameters"))
+    members.refuse("rope_scaling", "and \"rope_parameters\" are both set; leave one of them out");
   for (const std::string_view key : {"rope_scaling", "rope_parameters"}) {
     if (!members.has(key)) continue;
     const json& value = members.member(key);
@@ -209,6 +211,19 @@ void parse_rope(ModelConfig& model, const Members& members, const std::string& w
   model.rope_theta = theta.value_or(members.positive("rope_theta", 10000.0));
 }
 
+bool has_sliding_layer(const Members& members) {
+  bool has_one = false;
+  const json& types = members.member("layer_types");
+  if (!types.is_array()) members.refuse("layer_types", "is not a list");
+  for (const json& type : types) {
+    if (type != "full_attention" && type != "sliding_attention")
+      members.refuse("layer_types",
+                     fmt::format("has {}; full_attention and sliding_attention are supported", type.dump()));
+    has_one = has_one || type == "sliding_attention";
+  }
+  return has_one;
+}
+
 // How many tokens back attention reaches, where that is not all of them in some layer.
 std::optional<std::int64_t> parse_window(const Members& members, Window window, std::int64_t layers) {
   if (window == Window::never) {
@@ -221,6 +236,7 @@ std::optional<std::int64_t> parse_window(const Members& members, Window window, 
   if (members.has("sliding_window")) tokens = members.size("sliding_window");
   if (window == Window::by_flag) {
     if (!members.flag("use_sliding_window", false)) return std::nullopt;
+    if (members.has("layer_types")) return has_sliding_layer(members) ? tokens : std::nullopt;
     // The layers before that one have none.
     if (const std::int64_t first = members.count("max_window_layers", 28); first >= layers) return std::nullopt;
   }
@@ -232,7 +248,9 @@ HuggingFaceShape parse_llama(const Members& members, const std::string& where, c
   model.layers = members.size("num_hidden_layers");
   model.hidden = members.size("hidden_size");
   model.heads = members.size("num_attention_heads");
-  model.kv_heads = members.size("num_key_value_heads", traits.kv_heads.value_or(model.heads));
+  // A file that leaves it out has the library's own; null is as many as heads.
+  const bool has_own = traits.kv_heads && !members.is_null("num_key_value_heads");
+  model.kv_heads = members.size("num_key_value_heads", has_own ? *traits.kv_heads : model.heads);
   if (members.has("head_dim") || traits.head_dim) model.head_dim = members.size("head_dim", traits.head_dim);
   model.ffn_hidden = members.size("intermediate_size");
   model.context = members.size("max_position_embeddings", traits.context);

@@ -29,6 +29,8 @@ struct KeyInfo {
 
 // In the order of DESIGN section 9.
 std::span<const KeyInfo> config_keys();
+// Whether the key's value is a mapping whose entries have an order: an override replaces it as a whole.
+bool is_ordered_mapping(std::string_view path);
 
 struct KeyDifference {
   std::string path;

@@ -191,6 +191,13 @@ void read_config(const YamlNode& root, Config& config, ReadContext& context) {
   read_section(config_table(), root, "", "", config, context);
 }
 
+bool is_ordered_mapping(std::string_view path) {
+  const std::span<const KeyInfo> keys = config_keys();
+  return std::any_of(keys.begin(), keys.end(), [path](const KeyInfo& key) {
+    return key.path == path && key.type.starts_with("mapping of patterns");
+  });
+}
+
 std::span<const KeyInfo> config_keys() {
   static const std::vector<KeyInfo> keys = all_keys();
   return keys;

@@ -15,7 +15,7 @@ namespace scaletrain {
 
 namespace {
 
-constexpr std::array<UnsupportedValue, 9> kTable = {{
+constexpr std::array<UnsupportedValue, 8> kTable = {{
     {"model.dropout", "above 0", [](const Config& c) { return c.model.dropout > 0; }, "0"},
     {"data.train[].type", "parquet", nullptr, "text, jsonl or tokens"},
     {"data.validation[].type", "parquet", nullptr, "text, jsonl or tokens"},
@@ -29,7 +29,7 @@ constexpr std::array<UnsupportedValue, 9> kTable = {{
      "fp32 or bf16"},
 }};
 
-constexpr std::array<UnsupportedKey, 9> kKeys = {{
+constexpr std::array<UnsupportedKey, 8> kKeys = {{
     {"model.experts", "a mixture of experts",
      "expert | experts | num_experts | num_local_experts | num_experts_per_tok | moe"},
     {"parallel.expert", "expert parallelism", "expert_parallel | expert_model_parallel_size | ep"},
@@ -38,7 +38,6 @@ constexpr std::array<UnsupportedKey, 9> kKeys = {{
     {"train.lora", "low-rank adaptation (LoRA)", "lora"},
     {"log.report", "an HTML report of the run", "html_report"},
     {"log.wandb", "logging to Weights & Biases", "wandb"},
-    {"", "compressed files of data", ""},
     {"", "Hugging Face models of other families than GPT-2, Llama, Mistral, Qwen2 and Qwen3", ""},
 }};
 

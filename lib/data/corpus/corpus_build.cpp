@@ -218,7 +218,7 @@ class Build {
       const MegatronWriter::Extent& extent = writers_[i]->extent();
       records_.push_back(record_of(request_, hash_, {parts_[i], work_.stem(i), extent.documents, extent.tokens},
                                    pair_hash(work_.stem_within(i)), notes_));
-      write_file_durably(with_ending(work_.stem_within(i), kRecordEnding), records_.back().dump(2) + "\n");
+      write_file_durably(with_ending(work_.stem_within(i), kRecordEnding), records_.back().dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
     }
     work_.save({{"is_complete", true}, {"notes", notes_.to_json()}});
   }
@@ -259,7 +259,7 @@ CorpusResult build_corpus(const CorpusRequest& request) {
   const std::uint64_t hash = request_hash(request, text);
   Workplace work(names, parts, {hash, request.shard, request.shards});
   CorpusResult result;
-  if (const auto built = work.find_built()) {
+  if (const auto built = work.find_built(request.overwrites)) {
     result.was_there = true;
     result.outputs = outputs_of(work, parts, *built);
     result.notes = TextNotes::from_json(json_member(built->front(), "notes", "a record"), "a record");

@@ -118,10 +118,14 @@ CorpusResult merge_corpus(const std::string& output, bool overwrites) {
   const FoundShards found = find_shards(names);
   std::vector<std::vector<nlohmann::json>> records;
   for (const std::string& part : found.parts) records.push_back(records_of(output, part, found.shards));
+  for (std::size_t i = 0; i < records.size(); ++i)
+    if (records[i].front().at("build") != records.front().front().at("build"))
+      throw InputError(fmt::format("{}: of another build than {}: remove what is not meant, or build it again",
+                                   names.stem(found.parts[i]).string(), names.stem(found.parts.front()).string()));
   const BuildId id{.hash = json_hash(records.front().front(), "build", output), .shard = 0, .shards = 1};
   Workplace work(names, found.parts, id);
   CorpusResult result;
-  if (const auto built = work.find_built()) {
+  if (const auto built = work.find_built(overwrites)) {
     result.was_there = true;
     result.outputs = outputs_of(work, found.parts, *built);
     result.notes = TextNotes::from_json(json_member(built->front(), "notes", output), output);
@@ -139,8 +143,13 @@ CorpusResult merge_corpus(const std::string& output, bool overwrites) {
     nlohmann::json record = records[i].front();
     const std::int64_t vocab = json_integer(json_member(record, "tokenizer", output), "vocab", output);
     MegatronWriter writer(work.stem_within(i), megatron_token_type(vocab), {});
-    for (std::int64_t shard = 0; shard < found.shards; ++shard)
-      append_file(*open_token_file(OutputNames(output, shard, found.shards).stem(found.parts[i])), vocab, writer);
+    for (std::int64_t shard = 0; shard < found.shards; ++shard) {
+      const fs::path stem = OutputNames(output, shard, found.shards).stem(found.parts[i]);
+      const nlohmann::json& of_shard = records[i][static_cast<std::size_t>(shard)];
+      if (pair_hash(stem) != json_hash(of_shard, "hash", stem.string()))
+        throw InputError(stem.string() + ": its .bin or .idx is not what was built; build the shard again");
+      append_file(*open_token_file(stem), vocab, writer);
+    }
     writer.finish();
     record["shard"] = 0;
     record["shards"] = 1;
@@ -148,7 +157,7 @@ CorpusResult merge_corpus(const std::string& output, bool overwrites) {
     record["tokens"] = writer.extent().tokens;
     record["hash"] = to_hex(pair_hash(work.stem_within(i)));
     record["notes"] = result.notes.to_json();
-    write_file_durably(with_ending(work.stem_within(i), kRecordEnding), record.dump(2) + "\n");
+    write_file_durably(with_ending(work.stem_within(i), kRecordEnding), record.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
     merged.push_back(std::move(record));
   }
   result.outputs = outputs_of(work, found.parts, merged);

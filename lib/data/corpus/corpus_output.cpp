@@ -32,6 +32,21 @@ bool is_whole(const fs::path& stem, const nlohmann::json& record) {
   return !error && size == record.value("tokens", std::uint64_t{0}) * width && is_plain_file(with_ending(stem, ".idx"));
 }
 
+// Members that are there have their types.
+void check_record(const nlohmann::json& record, const fs::path& path) {
+  if (!record.is_object()) throw InputError(path.string() + ": an object is expected; remove it and build again");
+  const auto check = [&](const char* key, auto is_right) {
+    if (const auto found = record.find(key); found != record.end() && !is_right(*found))
+      throw InputError(fmt::format("{}: {} is {}; remove the file and build again", path.string(),
+                                   quoted(std::string_view(key)), found->type_name()));
+  };
+  for (const char* key : {"build", "hash", "dtype"})
+    check(key, [](const nlohmann::json& value) { return value.is_string(); });
+  for (const char* key : {"shard", "shards", "tokens", "documents"})
+    check(key, [](const nlohmann::json& value) { return value.is_number_integer(); });
+  check("is_complete", [](const nlohmann::json& value) { return value.is_boolean(); });
+}
+
 }  // namespace
 
 fs::path with_ending(const fs::path& stem, const char* ending) {
@@ -66,7 +81,7 @@ std::optional<nlohmann::json> build_record(const fs::path& stem) {
   const fs::path path = with_ending(stem, kRecordEnding);
   if (!path_exists(path)) return std::nullopt;
   nlohmann::json record = read_json_file(path);
-  if (!record.is_object()) throw InputError(path.string() + ": an object is expected");
+  check_record(record, path);
   return record;
 }
 
@@ -82,11 +97,12 @@ Workplace::Workplace(const OutputNames& names, const std::vector<std::string>& p
   for (const std::string& part : parts) stems_.push_back(names.stem(part));
 }
 
-std::optional<std::vector<nlohmann::json>> Workplace::find_built() const {
+std::optional<std::vector<nlohmann::json>> Workplace::find_built(bool reads_all) const {
   std::vector<nlohmann::json> records;
   for (const fs::path& stem : stems_) {
     auto record = build_record(stem);
     if (!record || !is_record_of(*record, id_) || !is_whole(stem, *record)) return std::nullopt;
+    if (reads_all && to_hex(pair_hash(stem)) != record->value("hash", "")) return std::nullopt;
     records.push_back(std::move(*record));
   }
   return records;
@@ -97,7 +113,10 @@ std::optional<nlohmann::json> Workplace::enter(bool overwrites) {
   lock_.emplace(folder_);
   const fs::path path = folder_ / "state.json";
   std::optional<nlohmann::json> state;
-  if (path_exists(path)) state = read_json_file(path);
+  if (path_exists(path)) {
+    state = read_json_file(path);
+    check_record(*state, path);
+  }
   const bool is_same = state && is_record_of(*state, id_);
   if (state && !is_same && !overwrites)
     throw UserError(
@@ -113,7 +132,7 @@ void Workplace::save(nlohmann::json state) const {
   state["build"] = to_hex(id_.hash);
   state["shard"] = id_.shard;
   state["shards"] = id_.shards;
-  write_file_durably(folder_ / "state.json", state.dump());
+  write_file_durably(folder_ / "state.json", state.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
 void Workplace::publish() {

@@ -57,8 +57,8 @@ class Workplace {
  public:
   Workplace(const OutputNames& names, const std::vector<std::string>& parts, const BuildId& id);
 
-  // The records of the outputs, if they are there as this build would leave them.
-  std::optional<std::vector<nlohmann::json>> find_built() const;
+  // The records of the outputs, if they are there as this build would leave them: by their sizes, or reading them.
+  std::optional<std::vector<nlohmann::json>> find_built(bool reads_all = false) const;
 
   // Locks the folder, and tells how far a build of the same has come; nothing: begin.
   std::optional<nlohmann::json> enter(bool overwrites);

@@ -42,7 +42,7 @@ class BatchMaker final : public LineSink, public DocumentSink {
 
   void too_long(const LinePlace& place, std::uint64_t size) override {
     const BadRecordError error = too_long_line(line_text(file(), place));
-    if (rules_.source.on_bad_record == BadRecordPolicy::fail) throw error;
+    if (rules_.source.on_bad_record == BadRecordPolicy::fail) throw_bad_record(error);
     batch().notes.add_skipped(error);
     place_.offset = place.offset + size + 1;
     place_.line = place.number > 0 ? place.number + 1 : 0;
@@ -146,7 +146,7 @@ class BatchMaker final : public LineSink, public DocumentSink {
     if (batch_->file == nullptr) batch_->file = &rules_.source.files.front();
     batch_->next = place_;
     batch_->can_go_on = !rules_.source.separator || place_.part < 0;
-    if (scan_) batch_->next.scan = scan_->state().dump();
+    if (scan_) batch_->next.scan = scan_->state().dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
     const bool is_within_piece = place_.piece < pieces_.size();
     const std::uint64_t skipped = is_within_piece ? pieces_[place_.piece].range.begin : 0;
     batch_->bytes_read = bytes_before_ + file_position_ - std::min(file_position_, skipped);
@@ -212,7 +212,7 @@ std::vector<CorpusPiece> pieces_of_shard(const TextSource& source, std::int64_t 
       range.line = range.begin == 0 ? 1 : 0;
       if (to < first + sizes[i]) range.end = to - first;
       pieces.push_back({i, range});
-    } else if (first >= begin && first < end) {
+    } else if (first >= begin && (first < end || (first == all && shard + 1 == shards))) {
       pieces.push_back({i, {}});
     }
   }
@@ -258,7 +258,7 @@ void tokenise(CorpusBatch& batch, const CorpusRules& rules) {
       note_odd_document(document, where, batch.notes);
       if (!document.empty()) append(document, part_of_document(document_hash(document), rules.shares), true, true);
     } catch (const BadRecordError& error) {
-      if (rules.source.on_bad_record == BadRecordPolicy::fail) throw;
+      if (rules.source.on_bad_record == BadRecordPolicy::fail) throw_bad_record(error);
       batch.notes.add_skipped(error);
     }
   }

@@ -120,9 +120,9 @@ MegatronWriter::AppendedFile::AppendedFile(std::filesystem::path path, std::uint
   if (::fstat(file_.get(), &status) != 0) throw_file_error(path_, "looking at the file", errno);
   if (static_cast<std::uint64_t>(status.st_size) < size)
     throw InputError(
-        fmt::format("{}: the file has {} bytes, and {} were written and synced: it was cut; begin anew "
-                    "with --overwrite",
-                    path_.string(), status.st_size, size));
+        fmt::format("{}: the file has {} bytes, and {} were written and synced: it was cut; remove the "
+                    "folder {} and begin anew",
+                    path_.string(), status.st_size, size, path_.parent_path().string()));
   if (::ftruncate(file_.get(), static_cast<off_t>(size)) != 0) throw_file_error(path_, "cutting the file", errno);
   if (::lseek(file_.get(), 0, SEEK_END) < 0) throw_file_error(path_, "seeking", errno);
 }

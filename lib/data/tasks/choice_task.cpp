@@ -148,6 +148,11 @@ TaskScore ChoiceTask::score(std::span<const double> log_likelihoods) const {
   SCALETRAIN_CHECK_EQ(std::ssize(log_likelihoods), num_rows());
   TaskScore score;
   score.questions = num_questions();
+  // Of a model that has diverged: no choice is the likeliest.
+  if (!std::all_of(log_likelihoods.begin(), log_likelihoods.end(), [](double value) { return std::isfinite(value); })) {
+    score.accuracy = score.normalized_accuracy = std::numeric_limits<double>::quiet_NaN();
+    return score;
+  }
   std::int64_t right = 0;
   std::int64_t right_normalized = 0;
   for (std::size_t q = 0; q < answers_.size(); ++q) {

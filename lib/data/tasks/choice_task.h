@@ -57,7 +57,7 @@ class ChoiceTask {
   // where it is the question's, or padding.
   void read_row(std::int64_t row, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const;
 
-  // log_likelihoods: of each row, in nats, the sum over its targets.
+  // log_likelihoods: of each row, in nats, the sum over its targets. If one is not finite the accuracies are NaN.
   TaskScore score(std::span<const double> log_likelihoods) const;
 
  private:

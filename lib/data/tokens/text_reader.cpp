@@ -174,7 +174,7 @@ class ParsedLines final : public LineSink {
 
  private:
   void pass_over(const BadRecordError& error) {
-    if (source_.on_bad_record == BadRecordPolicy::fail) throw error;
+    if (source_.on_bad_record == BadRecordPolicy::fail) throw_bad_record(error);
     notes_.add_skipped(error);
   }
 
@@ -204,6 +204,11 @@ void note_odd_document(std::string_view document, const std::string& where, Text
 std::string line_text(const TextFile& file, const LinePlace& place) {
   return place.number > 0 ? fmt::format("{}:{}", file.path.string(), place.number)
                           : fmt::format("{} at byte {}", file.path.string(), place.offset);
+}
+
+void throw_bad_record(const BadRecordError& error) {
+  throw BadRecordError(error.reason(),
+                       fmt::format("{}; mend the line, or have such lines left out (on_bad_record: skip)", error.what()));
 }
 
 BadRecordError too_long_line(const std::string& where) {

@@ -60,6 +60,8 @@ void read_lines(const TextFile& file, const TextRange& range, LineSink& sink, co
 // The document of a line. BadRecordError: it has none.
 std::string document_of_line(std::string_view line, const std::string& field, const std::string& where);
 BadRecordError too_long_line(const std::string& where);
+// A bad record that is not to be skipped, with what to do.
+[[noreturn]] void throw_bad_record(const BadRecordError& error);
 // What a document is told for that JSON lets be in one: NUL.
 void note_odd_document(std::string_view document, const std::string& where, TextNotes& notes);
 

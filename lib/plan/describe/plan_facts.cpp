@@ -32,7 +32,8 @@ std::vector<StageFacts> stage_facts(const PlanFacts& facts) {
     const Rank rank = facts.phase.mesh.rank_of({.pipeline = stage});
     stages.push_back({.stage = stage,
                       .blocks = contents_text(facts.phase, {stage, stage}),
-                      .parameters = facts.phase.layout(rank).num_elements(ParamRole::trained),
+                      .parameters = facts.phase.layout(rank).num_elements(ParamRole::trained) +
+                                    facts.phase.layout(rank).num_elements(ParamRole::frozen),
                       .work = facts.work.stages[static_cast<std::size_t>(stage)],
                       .survey = std::move(survey)});
   }

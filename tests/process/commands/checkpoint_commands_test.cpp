@@ -154,7 +154,8 @@ TEST_CASE("the_best_checkpoint_of_a_run_is_taken_if_asked_for_and_else_named") {
     const Ended newest = workspace().run(command);
     CHECK_MESSAGE(newest.exit_code == 0, newest.errors);
     CHECK(newest.says("using " + entries.at(0).at("path").get<std::string>() + " (step"));
-    CHECK(newest.says("a better one is pinned: " + name + " (validation/held/loss "));
+    CHECK(newest.says("; " + name + " (validation/held/loss "));
+    CHECK(newest.says(" is pinned as the best: --best takes it"));
     CHECK(newest.says("--best takes it"));
     fs::remove_all(folder);
     std::vector<std::string> same = command;

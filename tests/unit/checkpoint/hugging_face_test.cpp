@@ -227,6 +227,25 @@ TEST_CASE("hugging_face_windows_bound_the_context_where_they_are_narrower") {
   CHECK_FALSE(shape(qwen).window);  // from layer 28 on, where there are 2
   qwen.config["max_window_layers"] = 1;
   CHECK(shape(qwen).model.context == 7);
+  // A list of the layers decides, where there is one.
+  qwen.config["layer_types"] = {"full_attention", "full_attention"};
+  CHECK_FALSE(shape(qwen).window);
+  qwen.config["layer_types"] = {"full_attention", "sliding_attention"};
+  qwen.config["max_window_layers"] = 28;
+  CHECK(shape(qwen).window == 7);
+  qwen.config["layer_types"] = {"full_attention", "chunked_attention"};
+  CHECK(qwen.refusal().find("\"layer_types\" has \"chunked_attention\"") != std::string::npos);
+}
+
+TEST_CASE("hugging_face_files_that_say_a_thing_twice_or_not_at_all_are_not_guessed_at") {
+  HuggingFaceFolder llama(tiny_llama_config(false));
+  llama.config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 8.0}};
+  llama.config["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 10000.0}};
+  CHECK(llama.refusal().find("\"rope_scaling\" and \"rope_parameters\" are both set") != std::string::npos);
+  // null: as many as heads, where a file that leaves it out has the library's own.
+  HuggingFaceFolder qwen(tiny_qwen2_config());
+  qwen.config["num_key_value_heads"] = nullptr;
+  CHECK(qwen.refusal().find("num_key_value_heads") == std::string::npos);
 }
 
 TEST_CASE("hugging_face_older_and_newer_spellings_are_understood") {

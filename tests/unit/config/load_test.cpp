@@ -272,6 +272,28 @@ TEST_CASE("defaults that follow another key") {
   CHECK(config.run.directory == "runs/abc");
 }
 
+TEST_CASE("an override of a mapping whose order counts replaces it") {
+  const std::string file = kLeast + "finetune: {learning_rates: {'blocks.*': 0.5, '*norm*': 2}, layer_decay: 0.9}\n";
+  const auto rates = [&](const std::string& value) {
+    return load_text(file, {"finetune.learning_rates=" + value}).config.finetune.learning_rates;
+  };
+  using Rates = std::vector<std::pair<std::string, double>>;
+  CHECK((rates("{'*norm*': 2, 'blocks.*': 0.5}") == Rates{{"*norm*", 2}, {"blocks.*", 0.5}}));
+  CHECK((rates("{'head.*': 3}") == Rates{{"head.*", 3}}));
+  CHECK(load_text(file, {"finetune.learning_rates={}"}).config.finetune.layer_decay == 0.9);
+}
+
+TEST_CASE("an early stop by an accuracy has a target that is one") {
+  const std::string file = kLeast + "evaluate: {every: 5, tasks: [{name: quiz, path: q.jsonl}]}\n";
+  const auto report = [&](const std::string& keys) {
+    return errors_of(file, {"early_stop={metric: task/quiz/accuracy, " + keys + "}"});
+  };
+  CHECK(report("target: 0.9") == "accepted");
+  CHECK(report("target: 90").find("early_stop.target: an accuracy lies between 0 and 1") != std::string::npos);
+  CHECK(report("target: -1").find("early_stop.target: an accuracy lies between 0 and 1") != std::string::npos);
+  CHECK(report("min_delta: 2").find("early_stop.min_delta: an accuracy lies between 0 and 1") != std::string::npos);
+}
+
 TEST_CASE("heads have any size, and what goes without saying is the same config") {
   const auto model = [](const std::string& keys) { return load_text(kLeast + "model: {" + keys + "}\n").config.model; };
   CHECK(model("hidden: 96, heads: 6").head_size() == 16);

@@ -48,7 +48,7 @@ TEST_CASE("a rule that an override breaks is told at the override, whatever else
       {"data: {train: [{path: a, type: jsonl, field: body}]}\ntrain: {steps: 9}\n", "data.train.0.type=text",
        "data.train.0.field: only for jsonl"},
       {two_sets + "early_stop: {metric: validation/web/loss, patience: 3}\n", "data.validation=[]",
-       "early_stop.metric: there is no validation set"},
+       "early_stop.metric: there is nothing to watch"},
       {two_sets + "early_stop: {metric: validation/web/loss, patience: 3}\n", "data.validation=[{name: a, path: b}]",
        "early_stop.metric: \"validation/web/loss\" is no metric"},
       {two_sets + "early_stop: {metric: validation/web/loss, patience: 3}\n", "evaluate.every=0",
@@ -291,7 +291,7 @@ TEST_CASE("early stopping watches a metric that exists") {
   CHECK(contains(errors_of(kWithSets, {"early_stop={metric: validation/boks/loss}"}),
                  "early_stop.metric: \"validation/boks/loss\" is no metric of this run; there is validation/web/loss, "
                  "validation/books/loss"));
-  CHECK(contains(override_errors({"early_stop={metric: validation/web/loss}"}), "there is no validation set to watch"));
+  CHECK(contains(override_errors({"early_stop={metric: validation/web/loss}"}), "there is nothing to watch"));
   CHECK(contains(errors_of(kWithSets, {"early_stop.patience=3"}),
                  "early_stop.metric: is missing: what to watch: validation/NAME/loss or task/NAME/accuracy, such as "
                  "metric: validation/books/loss"));

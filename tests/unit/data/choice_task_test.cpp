@@ -2,6 +2,9 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
+#include <limits>
+
 #include "base/error.h"
 #include "open_bpe.h"
 #include "shared_data.h"
@@ -73,6 +76,17 @@ TEST_CASE("the likeliest choice counts, by its sum and by its sum over its bytes
   const TaskScore one = file.open(question).score(std::vector<double>{-1, -2, -3});
   CHECK(one.accuracy == 1.0);
   CHECK_FALSE(one.accuracy_error);
+}
+
+TEST_CASE("a model whose numbers are none has no accuracy") {
+  const TaskFile file;
+  const ChoiceTask task = file.open("{\"question\": \"q\", \"choices\": [\"a\", \"b\"], \"answer\": 0}\n");
+  for (const double bad : {std::nan(""), -std::numeric_limits<double>::infinity()}) {
+    const TaskScore score = task.score(std::vector<double>{bad, -2.0});
+    CHECK(std::isnan(score.accuracy));
+    CHECK(std::isnan(score.normalized_accuracy));
+    CHECK_FALSE(score.accuracy_error);
+  }
 }
 
 TEST_CASE("what is no question is refused by file and line") {

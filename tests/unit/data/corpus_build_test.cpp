@@ -244,7 +244,7 @@ TEST_CASE("what was written behind the last record is cut off, and files that la
   const auto bin = corpus.folder.path() / ".stopped.building/stopped.bin";
   const std::string before = TempFolder::read(bin);
   fs::resize_file(bin, 100);
-  CHECK(contains(message_of<InputError>([&] { build_corpus(request); }), "it was cut; begin anew with --overwrite"));
+  CHECK(contains(message_of<InputError>([&] { build_corpus(request); }), "it was cut; remove the folder "));
   std::ofstream(bin, std::ios::binary) << before;
   build_corpus(request);
   CHECK((all_bytes(corpus.folder / "stopped") == all_bytes(corpus.folder / "whole")));
@@ -270,6 +270,61 @@ TEST_CASE("shards, in any number, are merged to the bytes of a build without the
       CHECK((all_bytes(corpus.folder / std::to_string(shards) / part) == all_bytes(corpus.folder / "whole" / part)));
     CHECK(merge_corpus(output, false).was_there);
   }
+}
+
+TEST_CASE("shards that are damaged, or whose parts are of two builds, are not merged") {
+  SmallCorpus corpus;
+  CorpusRequest request = corpus.request("sharded");
+  request.shards = 2;
+  const auto build_shards = [&] {
+    for (request.shard = 0; request.shard < 2; ++request.shard) build_corpus(request);
+  };
+  build_shards();
+  const auto bin = corpus.folder.path() / "sharded-00001-of-00002.bin";
+  std::string bytes = TempFolder::read(bin);
+  bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 1);
+  std::ofstream(bin, std::ios::binary) << bytes;
+  CHECK(contains(message_of<InputError>([&] { merge_corpus(request.output, false); }),
+                 "sharded-00001-of-00002: its .bin or .idx is not what was built; build the shard again"));
+  // By --overwrite the build reads what is there, and finds it damaged.
+  request.shard = 1;
+  CHECK(build_corpus(request).was_there);
+  request.overwrites = true;
+  CHECK_FALSE(build_corpus(request).was_there);
+  CHECK_NOTHROW(merge_corpus(request.output, false));
+
+  request = corpus.request("split");
+  request.shards = 2;
+  request.split = {8, 1, 1};
+  build_shards();
+  request.split = {8, 2};
+  request.overwrites = true;
+  build_shards();
+  CHECK(contains(message_of<InputError>([&] { merge_corpus(request.output, false); }), "of another build than "));
+}
+
+TEST_CASE("an empty file that is meant to be compressed is refused wherever it stands") {
+  SmallCorpus corpus;
+  corpus.folder.write("zz-empty.jsonl.gz", "");
+  CorpusRequest request = corpus.request("out");
+  request.sources.push_back((corpus.folder / "zz-empty.jsonl.gz").string());
+  CHECK(contains(message_of<InputError>([&] { build_corpus(request); }), "zz-empty.jsonl.gz"));
+}
+
+TEST_CASE("a file whose name is no UTF-8 is built") {
+  SmallCorpus corpus;
+  corpus.folder.write("caf\xe9.txt", "caf\xe9\n");
+  CorpusRequest request = corpus.request("named");
+  request.sources = {(corpus.folder / "caf\xe9.txt").string()};
+  CHECK(build_corpus(request).outputs.size() == 1);
+  CHECK(build_corpus(request).was_there);
+}
+
+TEST_CASE("a record of another kind is bad input") {
+  SmallCorpus corpus;
+  const CorpusRequest request = corpus.request("odd");
+  corpus.folder.write("odd.build.json", "{\"build\": 5}");
+  CHECK(contains(message_of<InputError>([&] { build_corpus(request); }), "odd.build.json: \"build\" is number"));
 }
 
 TEST_CASE("every line belongs to one shard, wherever the shards' shares end") {

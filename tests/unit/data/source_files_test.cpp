@@ -96,8 +96,26 @@ TEST_CASE("a link that leads back is not followed, and that is said; one that le
   const Found found = found_by(folder, "d");
   CHECK(found.names ==
         Names{"d/a.txt", "d/a/deep/er/y.jsonl", "d/a/z.txt", "d/b.txt", "d/c/x.md", "d/c/x.txt", "d/elsewhere/o.txt"});
-  CHECK(contains(found.messages, (folder / "d/c/up").string() + " leads back to a folder that it is in"));
+  CHECK(contains(found.messages, (folder / "d/c/up").string() + " leads to a folder that is read under another name"));
   CHECK(found_by(folder, "d/**/*.md").names == Names{"d/c/x.md"});
+}
+
+TEST_CASE("a folder that links lead to is read once, under its own name, and many links take no time") {
+  const TempFolder folder;
+  folder.write("d/sub/b.txt", "text");
+  std::filesystem::create_directory_symlink("sub", folder / "d" / "alias");
+  const Found found = found_by(folder, "d");
+  CHECK(found.names == Names{"d/sub/b.txt"});
+  CHECK(contains(found.messages, (folder / "d/alias").string() + " leads to a folder that is read under another name"));
+  for (int i = 0; i < 40; ++i) {
+    const std::filesystem::path at = folder / "chain" / std::to_string(i);
+    std::filesystem::create_directories(at);
+    if (i < 39)
+      for (const char* link : {"x", "y"})
+        std::filesystem::create_directory_symlink(folder / "chain" / std::to_string(i + 1), at / link);
+  }
+  folder.write("chain/39/c.txt", "text");
+  CHECK(found_by(folder, "chain/0").names.size() == 1);
 }
 
 TEST_CASE("what the files of a start were is told by their paths, not by their names alone") {

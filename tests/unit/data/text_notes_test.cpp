@@ -107,7 +107,7 @@ TEST_CASE("a bad record stops the start by file and line, and a missing field is
   const std::string problem = message_of<InputError>([&] { scene.open(); });
   CHECK(problem == (scene.folder / "d/a.jsonl").string() +
                        ":2: the key \"text\" is missing; the line has \"body\", \"id\": name one of them as the "
-                       "source's field");
+                       "source's field; mend the line, or have such lines left out (on_bad_record: skip)");
 }
 
 TEST_CASE("bad records are skipped where the config says so, counted by reason, told now and by every later start") {

@@ -147,7 +147,10 @@ TEST_CASE("a wrong JSONL line is named by file and line") {
   const std::string ok = "{\"text\":\"a\"}\n\n";
   // The whole message: one line number, the file's.
   CHECK_THROWS_WITH_AS(b.jsonl(ok + "{\"text\":"),
-                       ((b.folder / "t.jsonl").string() + ":3: not valid JSON at byte 9").c_str(), InputError);
+                       ((b.folder / "t.jsonl").string() + ":3: not valid JSON at byte 9; mend the line, or have such "
+                        "lines left out (on_bad_record: skip)")
+                           .c_str(),
+                       InputError);
   CHECK_THROWS_WITH_AS(b.jsonl(ok + "[1]"), doctest::Contains("t.jsonl:3"), InputError);
   CHECK_THROWS_WITH_AS(b.jsonl(ok + "{\"txt\":\"a\"}"), doctest::Contains("t.jsonl:3"), InputError);
   CHECK_THROWS_WITH_AS(b.jsonl(ok + "{\"text\":5}"), doctest::Contains("t.jsonl:3"), InputError);
