@@ -324,8 +324,8 @@ std::vector<FoundFile> find_files(const SourceSpec& spec, const Reporter& report
   }
   for (const fs::path& loop : entries.loops) {
     if (report)
-      report(fmt::format("{}: {} leads to a folder that is read under another name, and is not read again", path_key(spec),
-                         loop.string()));
+      report(fmt::format("{}: {} leads to a folder that is read under another name, and is not read again",
+                         path_key(spec), loop.string()));
   }
   if (!found.empty()) return found;
   throw InputError(

@@ -102,6 +102,11 @@ void ProgressPrinter::evaluation(const EvaluationRecord& record) {
   summary_.add(record);
 }
 
+void ProgressPrinter::task(const TaskRecord& record) {
+  const std::lock_guard lock(mutex_);
+  summary_.add(record);
+}
+
 void ProgressPrinter::skip(const SkipRecord& record) {
   const std::lock_guard lock(mutex_);
   summary_.add(record);

@@ -62,6 +62,7 @@ class ProgressPrinter {
   void set_total_steps(std::int64_t steps);
   // Not printed: for the summary.
   void evaluation(const EvaluationRecord& record);
+  void task(const TaskRecord& record);
   void skip(const SkipRecord& record);
   // Training went back to this step.
   void went_back(std::int64_t step);

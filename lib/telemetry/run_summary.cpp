@@ -44,10 +44,13 @@ void add_line(RunSummary& summary, std::string_view line, const std::string& whe
     summary = RunSummary();
     return;
   }
-  if (!is_kind(R"({"kind":"evaluation")") && !is_kind(R"({"kind":"restart")") && !is_kind(R"({"kind":"skip")")) return;
+  if (!is_kind(R"({"kind":"evaluation")") && !is_kind(R"({"kind":"task")") && !is_kind(R"({"kind":"restart")") &&
+      !is_kind(R"({"kind":"skip")"))
+    return;
   try {
     const Metrics metrics = parse_metrics(std::string(line) + "\n", where);
     for (const EvaluationRecord& record : metrics.evaluations) summary.add(record);
+    for (const TaskRecord& record : metrics.tasks) summary.add(record);
     for (const SkipRecord& record : metrics.skips) summary.add(record);
     for (const RestartRecord& record : metrics.restarts) summary.add_restart(record.step, record.cause);
   } catch (const InputError&) {  // left out
@@ -80,6 +83,12 @@ void RunSummary::add(const EvaluationRecord& record) {
   set.last = {record.step, record.loss};
 }
 
+void RunSummary::add(const TaskRecord& record) {
+  Validation& task = tasks_[record.task];
+  task.losses.add(record.step, -record.accuracy);
+  task.last = {record.step, -record.accuracy};
+}
+
 void RunSummary::add(const SkipRecord& record) {
   if (record.reason != overflow_skip) skipped_.push_back(record.step);
 }
@@ -106,10 +115,11 @@ std::string RunSummary::starts_text() const {
 void RunSummary::go_back(std::int64_t step) {
   training_.go_back(step);
   std::erase_if(skipped_, [step](std::int64_t skipped) { return skipped > step; });
-  for (auto& [name, set] : validation_) {
-    set.losses.go_back(step);
-    if (set.last.step > step) set.last = {};
-  }
+  for (auto* const kind : {&validation_, &tasks_})
+    for (auto& [name, set] : *kind) {
+      set.losses.go_back(step);
+      if (set.last.step > step) set.last = {};
+    }
 }
 
 std::vector<RunSummary::ValidationLoss> RunSummary::validation() const {
@@ -117,6 +127,16 @@ std::vector<RunSummary::ValidationLoss> RunSummary::validation() const {
   for (const auto& [name, set] : validation_) {
     const auto lowest = set.losses.lowest();
     if (lowest && set.last.step > 0) out.push_back({name, set.last, *lowest});
+  }
+  return out;
+}
+
+std::vector<RunSummary::TaskAccuracy> RunSummary::tasks() const {
+  std::vector<TaskAccuracy> out;
+  for (const auto& [name, task] : tasks_) {
+    const auto highest = task.losses.lowest();
+    if (highest && task.last.step > 0)
+      out.push_back({name, {task.last.step, -task.last.loss}, {highest->step, -highest->loss}});
   }
   return out;
 }

@@ -38,6 +38,7 @@ class RunSummary {
  public:
   void add(const StepRecord& record);
   void add(const EvaluationRecord& record);
+  void add(const TaskRecord& record);
   // Of a step that was added.
   void add(const SkipRecord& record);
   // Training went on at this step, for the cause that a `restart` line has.
@@ -67,6 +68,18 @@ class RunSummary {
   // In the order of their names.
   std::vector<ValidationLoss> validation() const;
 
+  struct AccuracyAtStep {
+    std::int64_t step = 0;
+    double accuracy = 0;
+  };
+  struct TaskAccuracy {
+    std::string task;
+    AccuracyAtStep last;
+    AccuracyAtStep highest;
+  };
+  // The same.
+  std::vector<TaskAccuracy> tasks() const;
+
   // The members of an `end` line that tell all this.
   void fill(EndRecord& record) const;
 
@@ -79,6 +92,7 @@ class RunSummary {
   };
   LowestLoss training_;
   std::map<std::string, Validation> validation_;
+  std::map<std::string, Validation> tasks_;  // as losses: accuracies with the sign turned
   std::vector<std::int64_t> skipped_;
   StepRecord last_;
   std::int64_t restarts_ = 0;

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/numbers/checked.h"
+#include "base/text.h"
 #include "config/keys/keys.h"
 #include "optim/loss_scale.h"
 #include "optim/nonfinite_policy.h"
@@ -409,15 +410,19 @@ bool Trainer::Impl::judge_tasks(const std::vector<TaskResult>& results) {
   for (std::size_t i = 0; i < results.size(); ++i) {
     const std::string& task = results[i].task;
     const TaskScore& score = results[i].score;
-    record(TaskRecord{.step = state.step,
-                      .task = task,
-                      .accuracy = score.accuracy,
-                      .accuracy_error = score.accuracy_error,
-                      .normalized_accuracy = score.normalized_accuracy,
-                      .normalized_accuracy_error = score.normalized_accuracy_error,
-                      .questions = score.questions});
+    const TaskRecord line{.step = state.step,
+                          .task = task,
+                          .accuracy = score.accuracy,
+                          .accuracy_error = score.accuracy_error,
+                          .normalized_accuracy = score.normalized_accuracy,
+                          .normalized_accuracy_error = score.normalized_accuracy_error,
+                          .questions = score.questions};
+    record(line);
+    if (is_first()) parts.progress.task(line);
     const std::string metric = "task/" + task + "/accuracy";
-    parts.log.info(fmt::format("step {}: {} {:.4f}", state.step, metric, score.accuracy));
+    parts.log.info(fmt::format("step {}: {} {:.4f}{}, of {}", state.step, metric, score.accuracy,
+                               score.accuracy_error ? fmt::format(" ± {:.4f}", *score.accuracy_error) : "",
+                               grouped_count(static_cast<std::uint64_t>(score.questions), "question")));
     if (config.early_stop && config.early_stop->metric == metric)
       improved = judge_metric(score.accuracy, measure_task(*parts.tasks[i], config, state));
   }

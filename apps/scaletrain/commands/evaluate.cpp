@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/numbers/checked.h"
 #include "base/text.h"
 #include "commands.h"
@@ -53,13 +54,15 @@ std::vector<NamedSet> open_sets(const EvaluateArguments& arguments, LoadedModel&
                             .caches_anywhere = true};
   std::vector<ValidationConfig> sets;
   for (const std::string& path : arguments.data) {
+    if (path.empty()) throw UserError("--data: a path is expected");
     ValidationConfig& set = sets.emplace_back();
     set.name = path;
     set.path = std::filesystem::absolute(path).string();
   }
   const bool own = sets.empty();
   if (own) sets = config.data.validation;
-  if (sets.empty()) throw UserError("the model's config names no validation set: give --data PATH, or --task NAME=FILE");
+  if (sets.empty())
+    throw UserError("the model's config names no validation set: give --data PATH, or --task NAME=FILE");
   std::vector<NamedSet> opened;
   for (std::size_t i = 0; i < sets.size(); ++i)
     opened.push_back({sets[i].name, open_validation_set(sets[i], config.data, model.tokenizer(), options,
@@ -133,7 +136,11 @@ std::vector<NamedTask> named_tasks(const EvaluateArguments& arguments) {
     const std::size_t at = text.find('=');
     if (at == 0 || at == std::string::npos || at + 1 == text.size())
       throw UserError(fmt::format("--task: {} is not NAME=FILE", quoted(text)));
-    tasks.push_back({text.substr(0, at), text.substr(at + 1)});
+    const NamedTask task{text.substr(0, at), text.substr(at + 1)};
+    if (std::any_of(tasks.begin(), tasks.end(), [&](const NamedTask& other) { return other.name == task.name; }))
+      throw UserError(fmt::format("--task: {} is there twice; give each a name of its own", task.name));
+    if (!path_exists(task.file)) throw InputError(fmt::format("--task {}: {}: no such file", task.name, task.file));
+    tasks.push_back(task);
   }
   return tasks;
 }
@@ -174,6 +181,8 @@ ExitCode evaluate(const EvaluateArguments& arguments) {
   const std::vector<NamedTask> tasks = named_tasks(arguments);
   // Tasks alone, where no data is asked for.
   const bool measures_sets = tasks.empty() || !arguments.data.empty();
+  // Before the first of them is read and measured for nothing.
+  for (const std::string& path : arguments.models) locate_model(path);
   std::vector<SetReport> reports;
   std::vector<TaskReport> task_reports;
   for (const std::string& path : arguments.models) {

@@ -62,7 +62,8 @@ std::string table_of_set(const std::string& set, const std::vector<SetReport>& r
   }
   std::string notice;
   if (!is_cut_alike) {
-    notice = "    not to be compared: data.documents of these models differ, and so what a token sees and which count\n";
+    notice =
+        "    not to be compared: data.documents of these models differ, and so what a token sees and which count\n";
   } else if (tokens.size() > 1) {
     notice = "    not over the same tokens: of these numbers bits per byte alone may be compared\n";
   }

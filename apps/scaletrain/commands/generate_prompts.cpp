@@ -142,7 +142,8 @@ std::optional<Chat> open_chat(const PromptArguments& arguments, const LoadedMode
     try {
       return ChatTemplate::of_folder(files.front().parent_path());
     } catch (const InputError& error) {
-      throw InputError(fmt::format("--chat: {}; --chat-template NAME says which to use", error.what()));
+      throw InputError(fmt::format(
+          "--chat: {}; --chat-template llama3, llama3-first, qwen3 or chatml says which to use", error.what()));
     }
   };
   Chat chat{open_template(), {}};
@@ -156,6 +157,13 @@ std::optional<Chat> open_chat(const PromptArguments& arguments, const LoadedMode
 }
 
 Prompt Chat::prompt(LoadedModel& model, std::span<const ChatMessage> messages, const std::string& where) const {
+  Prompt prompt = unbounded_prompt(model, messages, where);
+  check_prompt_fits(model, prompt.tokens, where);
+  return prompt;
+}
+
+Prompt Chat::unbounded_prompt(LoadedModel& model, std::span<const ChatMessage> messages,
+                              const std::string& where) const {
   Prompt prompt{.text = {}, .shown = {}, .where = where, .tokens = {}};
   try {
     prompt.text = chat_text(chat_template.render(messages, true));
@@ -163,7 +171,6 @@ Prompt Chat::prompt(LoadedModel& model, std::span<const ChatMessage> messages, c
     throw UserError(fmt::format("{}: {}", where, error.what()));
   }
   prompt.tokens = model.tokenizer().encode(prompt.text);  // with what a document begins with
-  check_prompt_fits(model, prompt.tokens, where);
   return prompt;
 }
 

@@ -42,6 +42,8 @@ struct Chat {
 
   // A conversation that an answer is to be written to. UserError beginning with `where` where it leaves no room.
   Prompt prompt(LoadedModel& model, std::span<const ChatMessage> messages, const std::string& where) const;
+  // The same, which may be longer than the model's context.
+  Prompt unbounded_prompt(LoadedModel& model, std::span<const ChatMessage> messages, const std::string& where) const;
 };
 // Nothing without --chat. UserError where the template's end of a turn is no token of the model's tokenizer; UserError
 // or InputError for a template that is missing or not known.

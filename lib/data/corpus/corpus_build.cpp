@@ -218,7 +218,8 @@ class Build {
       const MegatronWriter::Extent& extent = writers_[i]->extent();
       records_.push_back(record_of(request_, hash_, {parts_[i], work_.stem(i), extent.documents, extent.tokens},
                                    pair_hash(work_.stem_within(i)), notes_));
-      write_file_durably(with_ending(work_.stem_within(i), kRecordEnding), records_.back().dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+      write_file_durably(with_ending(work_.stem_within(i), kRecordEnding),
+                         records_.back().dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
     }
     work_.save({{"is_complete", true}, {"notes", notes_.to_json()}});
   }

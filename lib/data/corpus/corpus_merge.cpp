@@ -157,7 +157,8 @@ CorpusResult merge_corpus(const std::string& output, bool overwrites) {
     record["tokens"] = writer.extent().tokens;
     record["hash"] = to_hex(pair_hash(work.stem_within(i)));
     record["notes"] = result.notes.to_json();
-    write_file_durably(with_ending(work.stem_within(i), kRecordEnding), record.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+    write_file_durably(with_ending(work.stem_within(i), kRecordEnding),
+                       record.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
     merged.push_back(std::move(record));
   }
   result.outputs = outputs_of(work, found.parts, merged);

@@ -207,8 +207,9 @@ std::string line_text(const TextFile& file, const LinePlace& place) {
 }
 
 void throw_bad_record(const BadRecordError& error) {
-  throw BadRecordError(error.reason(),
-                       fmt::format("{}; mend the line, or have such lines left out (on_bad_record: skip)", error.what()));
+  throw BadRecordError(
+      error.reason(),
+      fmt::format("{}; mend the line, or have such lines left out (on_bad_record: skip)", error.what()));
 }
 
 BadRecordError too_long_line(const std::string& where) {

@@ -212,7 +212,9 @@ void build(const TextSource& source, const Tokenizer& tokenizer, const std::vect
   }
   temporary.writer().finish(key, tokenizer.hash());
   // Before the tokens: where they are, all that is to be told of them is there.
-  if (!notes.empty() || skips_records(source)) write_file_durably(notes_path(path), notes.to_json().dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  if (!notes.empty() || skips_records(source))
+    write_file_durably(notes_path(path),
+                       notes.to_json().dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   temporary.rename_to(path);
 }
 

@@ -139,6 +139,9 @@ void tell_outcome(WorkerParts& parts, TrainOutcome outcome, std::int64_t step) {
   for (const RunSummary::ValidationLoss& set : summary.validation())
     parts.log.info(fmt::format("validation/{}/loss {}, the lowest {} at step {}", set.dataset, loss_text(set.last.loss),
                                loss_text(set.lowest.loss), set.lowest.step));
+  for (const RunSummary::TaskAccuracy& task : summary.tasks())
+    parts.log.info(fmt::format("task/{}/accuracy {:.4f}, the highest {:.4f} at step {}", task.task, task.last.accuracy,
+                               task.highest.accuracy, task.highest.step));
   parts.log.info(fmt::format("{} tokens in {} of training, {}",
                              grouped_digits(static_cast<std::uint64_t>(summary.tokens())),
                              duration_text(summary.elapsed_seconds()), summary.starts_text()));

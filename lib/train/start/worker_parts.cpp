@@ -201,8 +201,15 @@ std::string WorkerParts::open_data(const std::string& found_by_first, DataCheck 
                                              fmt::format("data.validation.{}", i)));
   for (std::size_t i = 0; i < config.evaluate.tasks.size(); ++i) {
     const TaskConfig& task = config.evaluate.tasks[i];
-    tasks.push_back(std::make_unique<ChoiceTask>(task.name, task.path, *tokenizer, phase.model.context,
-                                                 fmt::format("evaluate.tasks.{}", i)));
+    const std::string key = fmt::format("evaluate.tasks.{}", i);
+    try {
+      tasks.push_back(std::make_unique<ChoiceTask>(task.name, task.path, *tokenizer, phase.model.context, key));
+    } catch (const InputError& error) {
+      throw InputError(fmt::format("{}: {}", key, error.what()));
+    }
+    if (const std::int64_t cut = tasks.back()->num_cut(); cut > 0 && data_options.report)
+      data_options.report(fmt::format("{}: {} longer than the context: of these the end is read", key,
+                                      cut == 1 ? "one text is" : fmt::format("{} texts are", cut)));
   }
   return claim_text(make_data_claim(tokenizer->hash(), contents));
 }

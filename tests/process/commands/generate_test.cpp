@@ -223,6 +223,12 @@ TEST_CASE("a_chat_puts_questions_as_the_template_says_and_keeps_what_was_said") 
                                   {{"role", "user"}, {"content", "And?"}}}}};
   const std::string turns_file = workspace().write("turns.jsonl", turns.dump() + "\n").string();
   CHECK(talk.output == first + ask({"--prompt-file", turns_file, "--max-tokens", "5", "--greedy"}).output);
+  // A long one goes on without its oldest turns.
+  launch.arguments[1] = "for turn in $(seq 30); do echo 'Hello, and what of this one?'; done | exec \"$@\"";
+  const Ended long_talk = run_program(launch);
+  CHECK_MESSAGE(long_talk.exit_code == 0, long_talk.errors);
+  CHECK(long_talk.says("its oldest turns are left out"));
+  CHECK(std::count(long_talk.output.begin(), long_talk.output.end(), '\n') >= 30);
   check_refused(ask({"--json"}), 2, {"--json: a conversation has one answer"});
 }
 

@@ -148,7 +148,7 @@ TEST_CASE("a wrong JSONL line is named by file and line") {
   // The whole message: one line number, the file's.
   CHECK_THROWS_WITH_AS(b.jsonl(ok + "{\"text\":"),
                        ((b.folder / "t.jsonl").string() + ":3: not valid JSON at byte 9; mend the line, or have such "
-                        "lines left out (on_bad_record: skip)")
+                                                          "lines left out (on_bad_record: skip)")
                            .c_str(),
                        InputError);
   CHECK_THROWS_WITH_AS(b.jsonl(ok + "[1]"), doctest::Contains("t.jsonl:3"), InputError);

@@ -86,11 +86,14 @@ TEST_CASE("a metrics file is summed up over starts, restarts and torn ends, and 
     writer.write(EvaluationRecord{.step = 5, .dataset = "b", .loss = 3.0});
     writer.write(EvaluationRecord{.step = 10, .dataset = "b", .loss = 2.0});
     writer.write(EvaluationRecord{.step = 10, .dataset = "a", .loss = 1.0});
+    for (const std::int64_t step : {2, 4, 6, 8})
+      writer.write(TaskRecord{.step = step, .task = "quiz", .accuracy = step == 6 ? 0.25 : 0.125 * step});
     RestartRecord restart;
     restart.step = 6;
     restart.cause = "worker 17 was killed";
     writer.write(restart);
     writer.write(step_of(7, 4.5, 22.5));
+    writer.write(TaskRecord{.step = 7, .task = "quiz", .accuracy = 0.375});
   }
   std::ofstream(file, std::ios::app) << R"({"kind":"step","step":8,"loss":0.)";
   const RunSummary summary = summarize_metrics(file);
@@ -102,6 +105,10 @@ TEST_CASE("a metrics file is summed up over starts, restarts and torn ends, and 
   CHECK(summary.tokens() == 700);
   CHECK(summary.elapsed_seconds() == 22.5);  // the time of the steps that are void was spent
   REQUIRE(summary.validation().empty());     // b's last evaluation is void
+  REQUIRE(summary.tasks().size() == 1);
+  CHECK((summary.tasks()[0].task == "quiz" && summary.tasks()[0].last.step == 7));
+  CHECK((summary.tasks()[0].last.accuracy == 0.375 && summary.tasks()[0].highest.accuracy == 0.5));
+  CHECK(summary.tasks()[0].highest.step == 4);
   EndRecord end;
   summary.fill(end);
   CHECK(end.best_loss == 3.5);
