@@ -104,7 +104,8 @@ ParamTable scaled(const FinetuneConfig& config, bool tied = true) {
 }  // namespace
 
 TEST_CASE("a learning rate has the factor of the last pattern that matches and one for each layer behind") {
-  for (const Parameter& parameter : scaled({}).parameters()) CHECK(parameter.rate_factor == 1.0);
+  const ParamTable plain = scaled({});
+  for (const Parameter& parameter : plain.parameters()) CHECK(parameter.rate_factor == 1.0);
   const ParamTable table =
       scaled({.learning_rates = {{"blocks.*", 0.5}, {"blocks.1.ffn.*", 3.0}}, .layer_decay = 0.25}, false);
   CHECK(factor_of(table, "head.weight") == 1.0);
