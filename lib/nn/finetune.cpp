@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/glob.h"
 #include "base/text.h"
 
 namespace scaletrain {
@@ -33,28 +34,6 @@ std::string unmatched(const ParamTable& table, std::string_view key, const std::
 }
 
 }  // namespace
-
-// Where a star has taken too little the last of them takes one character more: linear but for a pattern's length.
-bool matches_name(std::string_view pattern, std::string_view name) {
-  std::size_t at = 0;
-  std::size_t star = std::string_view::npos;
-  std::size_t behind_star = 0;  // of the name, what the last star leaves
-  for (std::size_t i = 0; i < name.size();) {
-    if (at < pattern.size() && pattern[at] == '*') {
-      star = at++;
-      behind_star = i;
-    } else if (at < pattern.size() && (pattern[at] == '?' || pattern[at] == name[i])) {
-      ++at;
-      ++i;
-    } else if (star != std::string_view::npos) {
-      at = star + 1;
-      i = ++behind_star;
-    } else {
-      return false;
-    }
-  }
-  return pattern.find_first_not_of('*', at) == std::string_view::npos;
-}
 
 void freeze_parameters(ParamTable& table, std::span<const std::string> patterns) {
   if (patterns.empty()) return;

@@ -4,18 +4,15 @@
 
 #include <span>
 #include <string>
-#include <string_view>
 
 #include "config/config.h"
 #include "parallel/param_table.h"
 
 namespace scaletrain {
 
-// Whether the pattern is the whole name, where * stands for any characters, maybe none, and ? for one.
-bool matches_name(std::string_view pattern, std::string_view name);
-
-// Freezes what the patterns of finetune.freeze match. A tied tensor goes by the name of its owner. UserError: a pattern
-// that matches nothing, one that leaves a part of a fused matrix to train, patterns that leave nothing to train.
+// Freezes what the patterns of finetune.freeze match (base/glob.h: * and ?, over the whole name). A tied tensor goes by
+// the name of its owner. UserError: a pattern that matches nothing, one that leaves a part of a fused matrix to train,
+// patterns that leave nothing to train.
 void freeze_parameters(ParamTable& table, std::span<const std::string> patterns);
 
 // Gives the parameters their factors on the learning rate: of finetune.learning_rates that of the last pattern that

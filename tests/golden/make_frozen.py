@@ -8,13 +8,10 @@ The batches are those of expected.safetensors. Needs the folders that make_golde
 """
 
 import fnmatch
-import json
 import pathlib
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
-from transformers.models.llama import modeling_llama
 
 import make_golden
 
@@ -69,16 +66,8 @@ def make(folder, model):
 
 
 def main():
-    torch.use_deterministic_algorithms(True)
-    torch.set_num_threads(1)
-    here = pathlib.Path(__file__).resolve().parent
-    modeling_llama.LlamaRMSNorm.forward = make_golden.norm_forward
-    modeling_llama.LlamaRotaryEmbedding.forward = make_golden.rotary_forward
-    # Which attention takes its softmax in float64.
-    for name, config_type, model_type, attention in (("gpt2", GPT2Config, GPT2LMHeadModel, "eager"),
-                                                     ("llama_untied", LlamaConfig, LlamaForCausalLM, "sdpa")):
-        config = json.loads((here / name / "config.json").read_text())
-        make(here / name, model_type(config_type(**config, attn_implementation=attention)).double())
+    for folder, model in make_golden.open_models(pathlib.Path(__file__).resolve().parent):
+        make(folder, model)
 
 
 if __name__ == "__main__":

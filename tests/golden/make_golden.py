@@ -155,6 +155,19 @@ def make(folder, model, config, vocab, seed, agreement=None):
     print(folder.name, "loss", losses[0], "->", losses[-1], "norm", norms[0], "clip", clip_norm, "clipped", clipped)
 
 
+def open_models(here):
+    """(folder, model in float64, without its weights) of two of the models that this script has written, for scripts that add to them."""
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(1)
+    modeling_llama.LlamaRMSNorm.forward = norm_forward
+    modeling_llama.LlamaRotaryEmbedding.forward = rotary_forward
+    # Which attention takes its softmax in float64.
+    for name, config_type, model_type, attention in (("gpt2", GPT2Config, GPT2LMHeadModel, "eager"),
+                                                     ("llama_untied", LlamaConfig, LlamaForCausalLM, "sdpa")):
+        config = json.loads((here / name / "config.json").read_text())
+        yield here / name, model_type(config_type(**config, attn_implementation=attention)).double()
+
+
 def gpt2(here):
     config = dict(architectures=["GPT2LMHeadModel"], model_type="gpt2", vocab_size=61, n_positions=TOKENS, n_embd=24, n_layer=2,
                   n_head=3, n_inner=None, activation_function="gelu_new", layer_norm_epsilon=1e-5, attn_pdrop=0.0, embd_pdrop=0.0,

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <vector>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -31,13 +32,36 @@ std::unique_ptr<Tokenizer> open_tokenizer(const std::string& name, std::optional
   }
 }
 
-SourceKind source_kind(const std::string& name) {
-  if (name == "text") return SourceKind::text;
-  return name == "jsonl" ? SourceKind::jsonl : SourceKind::automatic;
+void ReadingArguments::declare(CLI::App& command, bool reads_tokens) {
+  const std::vector<std::string> types = reads_tokens ? std::vector<std::string>{"auto", "text", "jsonl", "tokens"}
+                                                      : std::vector<std::string>{"auto", "text", "jsonl"};
+  command
+      .add_option("--type", type_,
+                  reads_tokens ? "What the files are; auto: by their names and contents"
+                               : "What the files are; auto: by their names")
+      ->check(CLI::IsMember(types))
+      ->capture_default_str();
+  command.add_option("--field", field_, "The key that holds the document (JSONL)")->capture_default_str();
+  command.add_option("--separator", separator_, "A line that ends a document (text); else a file is one");
+  command
+      .add_option("--on-bad-record", on_bad_record_,
+                  "What a line of JSONL without a document does; skip: it is counted and told")
+      ->check(CLI::IsMember({"fail", "skip"}))
+      ->capture_default_str();
 }
 
-BadRecordPolicy bad_record_policy(const std::string& name) {
-  return name == "skip" ? BadRecordPolicy::skip : BadRecordPolicy::fail;
+SourceKind ReadingArguments::type() const {
+  if (type_ == "text") return SourceKind::text;
+  if (type_ == "tokens") return SourceKind::tokens;
+  return type_ == "jsonl" ? SourceKind::jsonl : SourceKind::automatic;
+}
+
+std::optional<std::string> ReadingArguments::separator() const {
+  return separator_.empty() ? std::nullopt : std::optional(separator_);
+}
+
+BadRecordPolicy ReadingArguments::on_bad_record() const {
+  return on_bad_record_ == "skip" ? BadRecordPolicy::skip : BadRecordPolicy::fail;
 }
 
 }  // namespace scaletrain

@@ -1,6 +1,7 @@
 // What the commands of `scaletrain data` read from the command line alike.
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -14,9 +15,22 @@ namespace scaletrain {
 // `name`: "bytes", or the path of a tokenizer. Errors name --tokenizer.
 std::unique_ptr<Tokenizer> open_tokenizer(const std::string& name, std::optional<std::int64_t> end_of_document);
 
-// Of "auto", "text", "jsonl".
-SourceKind source_kind(const std::string& name);
-// Of "fail", "skip".
-BadRecordPolicy bad_record_policy(const std::string& name);
+// How sources are read: --type, --field, --separator, --on-bad-record.
+class ReadingArguments {
+ public:
+  // reads_tokens: the command takes token files too.
+  void declare(CLI::App& command, bool reads_tokens = false);
+
+  SourceKind type() const;
+  const std::string& field() const { return field_; }
+  std::optional<std::string> separator() const;
+  BadRecordPolicy on_bad_record() const;
+
+ private:
+  std::string type_ = "auto";
+  std::string field_ = SourceConfig().field;
+  std::string separator_;  // empty: none
+  std::string on_bad_record_ = "fail";
+};
 
 }  // namespace scaletrain

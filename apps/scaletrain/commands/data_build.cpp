@@ -32,10 +32,7 @@ struct BuildArguments {
   std::string tokenizer;
   std::optional<std::int64_t> end_of_document;
   std::string output;
-  std::string type = "auto";
-  std::string field = CorpusRequest().field;
-  std::string separator;
-  std::string on_bad_record = "fail";
+  ReadingArguments reading;
   std::string split;
   std::string shard;
   std::int64_t threads = 0;
@@ -106,10 +103,10 @@ ExitCode build(const BuildArguments& arguments) {
   const auto tokenizer = open_tokenizer(arguments.tokenizer, arguments.end_of_document);
   CorpusRequest request;
   request.sources = arguments.sources;
-  request.type = source_kind(arguments.type);
-  request.field = arguments.field;
-  if (!arguments.separator.empty()) request.separator = arguments.separator;
-  request.on_bad_record = bad_record_policy(arguments.on_bad_record);
+  request.type = arguments.reading.type();
+  request.field = arguments.reading.field();
+  request.separator = arguments.reading.separator();
+  request.on_bad_record = arguments.reading.on_bad_record();
   request.tokenizer = tokenizer.get();
   request.tokenizer_name = arguments.tokenizer;
   request.appends_end = arguments.appends_end;
@@ -146,8 +143,9 @@ Command add_data_build(CLI::App& app) {
       ->type_name("PATH")
       ->required();
   command
-      ->add_option("--tokenizer", arguments->tokenizer,
-                   "bytes, or a tokenizer.json, a vocab.json with merges.txt, or a folder with either")
+      ->add_option(
+          "--tokenizer", arguments->tokenizer,
+          "bytes, or a tokenizer.json, a vocab.json with merges.txt, a tokenizer.model, or a folder with one of them")
       ->required();
   command
       ->add_option("--end-of-document", arguments->end_of_document,
@@ -158,16 +156,7 @@ Command add_data_build(CLI::App& app) {
                    "A folder (FOLDER/corpus.bin), or what the files' names begin with (OUTPUT.bin)")
       ->type_name("DIR|PREFIX")
       ->required();
-  command->add_option("--type", arguments->type, "What the files are; auto: by their names")
-      ->check(CLI::IsMember({"auto", "text", "jsonl"}))
-      ->capture_default_str();
-  command->add_option("--field", arguments->field, "The key that holds the document (JSONL)")->capture_default_str();
-  command->add_option("--separator", arguments->separator, "A line that ends a document (text); else a file is one");
-  command
-      ->add_option("--on-bad-record", arguments->on_bad_record,
-                   "What a line of JSONL without a document does; skip: it is counted and told")
-      ->check(CLI::IsMember({"fail", "skip"}))
-      ->capture_default_str();
+  arguments->reading.declare(*command);
   command->add_flag("--append-end-of-document,!--no-append-end-of-document", arguments->appends_end,
                     "End each document with the tokenizer's token for it (the default)");
   command->add_option("--split", arguments->split,

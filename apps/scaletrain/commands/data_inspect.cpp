@@ -25,20 +25,17 @@ struct DataArguments {
   std::string path;
   std::string tokenizer;
   std::optional<std::int64_t> end_of_document;
-  std::string type = "auto";
-  std::string field = "text";
-  std::string separator;
-  std::string on_bad_record = "fail";
+  ReadingArguments reading;
   std::int64_t show = 0;
   bool json = false;
 };
 
 InspectionOptions options_from(const DataArguments& arguments, const Tokenizer* tokenizer) {
   InspectionOptions options;
-  options.type = arguments.type == "tokens" ? SourceKind::tokens : source_kind(arguments.type);
-  options.field = arguments.field;
-  if (!arguments.separator.empty()) options.separator = arguments.separator;
-  options.on_bad_record = bad_record_policy(arguments.on_bad_record);
+  options.type = arguments.reading.type();
+  options.field = arguments.reading.field();
+  options.separator = arguments.reading.separator();
+  options.on_bad_record = arguments.reading.on_bad_record();
   options.tokenizer = tokenizer;
   options.show = arguments.show;
   options.report = write_message;
@@ -124,14 +121,7 @@ void declare(CLI::App& command, DataArguments& arguments) {
       .add_option("--end-of-document", arguments.end_of_document,
                   "The id that ends a document, where the tokenizer does not say")
       ->transform(whole_number(0));
-  command.add_option("--type", arguments.type, "What the files are; auto: by their names and contents")
-      ->check(CLI::IsMember({"auto", "text", "jsonl", "tokens"}))
-      ->capture_default_str();
-  command.add_option("--field", arguments.field, "The key that holds the document (JSONL)")->capture_default_str();
-  command.add_option("--separator", arguments.separator, "A line that ends a document (text)");
-  command.add_option("--on-bad-record", arguments.on_bad_record, "What a line of JSONL without a document does")
-      ->check(CLI::IsMember({"fail", "skip"}))
-      ->capture_default_str();
+  arguments.reading.declare(command, true);
   command.add_option("--show", arguments.show, "So many documents of each file")
       ->transform(whole_number(0, 1'000'000))
       ->capture_default_str();

@@ -30,9 +30,7 @@ struct TrainTokenizerArguments {
   TokenizerTrainingRequest request;
   std::vector<std::string> special;
   std::string pattern = "gpt2";
-  std::string type = "auto";
-  std::string separator;
-  std::string on_bad_record = "fail";
+  ReadingArguments reading;
   std::string output;
   std::int64_t threads = 0;
   bool overwrites = false;
@@ -57,11 +55,12 @@ ExitCode train(const TrainTokenizerArguments& arguments) {
         fmt::format("--output: {} is there already; name another folder, or --overwrite it", file.string()));
   check_folder_is_writable(arguments.output);
   TokenizerTrainingRequest request = arguments.request;
-  request.type = source_kind(arguments.type);
-  request.on_bad_record = bad_record_policy(arguments.on_bad_record);
+  request.type = arguments.reading.type();
+  request.field = arguments.reading.field();
+  request.separator = arguments.reading.separator();
+  request.on_bad_record = arguments.reading.on_bad_record();
   request.pattern = arguments.pattern == "llama3" ? BpePattern::llama3 : BpePattern::gpt2;
   request.options.special = arguments.special.empty() ? std::vector<std::string>{"<|endoftext|>"} : arguments.special;
-  if (!arguments.separator.empty()) request.separator = arguments.separator;
   request.threads = arguments.threads > 0 ? static_cast<int>(arguments.threads) : available_processors();
   request.report = write_message;
   const MonotonicTime begin = monotonic_now();
@@ -112,16 +111,7 @@ Command add_data_train_tokenizer(CLI::App& app) {
       ->type_name("NUMBER")
       ->transform(whole_number(1))
       ->capture_default_str();
-  command->add_option("--type", arguments->type, "What the files are; auto: by their names")
-      ->check(CLI::IsMember({"auto", "text", "jsonl"}))
-      ->capture_default_str();
-  command->add_option("--field", request.field, "The key that holds the document (JSONL)")->capture_default_str();
-  command->add_option("--separator", arguments->separator, "A line that ends a document (text); else a file is one");
-  command
-      ->add_option("--on-bad-record", arguments->on_bad_record,
-                   "What a line of JSONL without a document does; skip: it is counted and told")
-      ->check(CLI::IsMember({"fail", "skip"}))
-      ->capture_default_str();
+  arguments->reading.declare(*command);
   command->add_option("--threads", arguments->threads, "Threads that count pieces; 0: one for each processor")
       ->type_name("NUMBER")
       ->transform(whole_number(0, 4096))

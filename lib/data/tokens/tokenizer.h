@@ -97,6 +97,9 @@ class IdsTokenizer final : public Tokenizer {
   std::optional<std::int32_t> end_of_document_;
 };
 
+// The texts of these tokens, one after the other; of each id its text. InputError for an id beyond them.
+std::string joined_texts(std::span<const std::string> texts, std::span<const std::int32_t> tokens);
+
 // The files that a tokenizer of this config is made from, without making it; none for bytes and ids.
 std::vector<std::filesystem::path> tokenizer_files(const TokenizerConfig& config);
 

@@ -126,6 +126,20 @@ TEST_CASE("evaluate_takes_a_run_a_checkpoint_and_data_of_the_users") {
   check_refused(workspace().run({"evaluate", workspace().path().string()}), 3, {"manifest.json", "config.json"});
 }
 
+TEST_CASE("losses_of_models_that_see_documents_otherwise_are_not_called_comparable") {
+  const std::string text =
+      workspace().write("two.jsonl", "{\"text\": \"one and\"}\n{\"text\": \"another\"}\n").string();
+  const Ended trained = workspace().run(workspace().training(
+      "within", {"train.steps=1", "train.lr_schedule.warmup=0", "data.documents.attention=within"}));
+  REQUIRE_MESSAGE(trained.exit_code == 0, trained.errors);
+  const std::string within = (workspace() / "within").string();
+  const Ended two = workspace().run({"evaluate", within, newest(), "--data", text});
+  CHECK_MESSAGE(two.exit_code == 0, two.errors);
+  CHECK(two.output.find("not to be compared: data.documents of these models differ") != std::string::npos);
+  const Ended alike = workspace().run({"evaluate", newest(), undisturbed_run().string(), "--data", text});
+  CHECK(alike.output.find("not to be compared") == std::string::npos);
+}
+
 TEST_CASE("evaluate_needs_no_folder_of_the_runs_owner_for_tokenised_text") {
   // The run keeps it where whoever evaluates the checkpoint cannot write, and neither has that user any other place.
   const std::filesystem::path temporary = workspace().write("for-a-while/.keep", "").parent_path();

@@ -10,6 +10,7 @@
 #include "models.h"
 #include "process/tiny_run.h"
 #include "refusal.h"
+#include "support/base64.h"
 
 namespace scaletrain {
 namespace {
@@ -124,22 +125,10 @@ TEST_CASE("a_run_with_a_bpe_tokenizer_carries_it_to_every_command") {
   }
 }
 
-// As base64: a model of 420 pieces that Google's program has trained.
+// A model of 420 pieces that Google's program has trained.
 std::string sentencepiece_model() {
-  constexpr std::string_view digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  const json all =
-      json::parse(read_file(fs::path(SCALETRAIN_SOURCE_FOLDER) / "tests/golden/tokenizers/sentencepiece_small.json"));
-  std::string out;
-  std::uint32_t bits = 0;
-  int count = 0;
-  for (const char c : all["models"][0]["model"].get<std::string>()) {
-    if (c == '=') break;
-    bits = bits << 6 | static_cast<std::uint32_t>(digits.find(c));
-    if ((count += 6) < 8) continue;
-    count -= 8;
-    out.push_back(static_cast<char>(bits >> count & 0xff));
-  }
-  return out;
+  const fs::path file = fs::path(SCALETRAIN_SOURCE_FOLDER) / "tests/golden/tokenizers/sentencepiece_small.json";
+  return from_base64(json::parse(read_file(file))["models"][0]["model"].get<std::string>());
 }
 
 TEST_CASE("a_run_with_a_sentencepiece_model_carries_it_to_every_command") {
@@ -170,6 +159,11 @@ TEST_CASE("a_run_with_a_sentencepiece_model_carries_it_to_every_command") {
   CHECK_MESSAGE(text.exit_code == 0, text.errors);
   CHECK(text.output.starts_with("the cat"));
   const double loss = loss_of(workspace().run({"evaluate", saved.string(), "--data", held(), "--json"}));
+  // Each document has the bytes of its text: a space that the model puts before it is none of them.
+  const std::string documents = "{\"text\": \"the cat\"}\n{\"text\": \"sat on the mat\"}\n{\"text\": \" the\"}\n";
+  const std::string three = workspace().write("spm/three.jsonl", documents).string();
+  const Ended counted = workspace().run({"evaluate", saved.string(), "--data", three, "--json"});
+  CHECK(json::parse(counted.output).at(0).at("bytes") == 7 + 14 + 4);
 
   const std::string folder = (workspace() / "sentencepiece-exported").string();
   const Ended exported =

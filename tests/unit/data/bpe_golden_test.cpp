@@ -15,7 +15,7 @@
 #include "data/tokens/bpe/split_pattern.h"
 #include "data/tokens/bpe/unicode.h"
 #include "data/tokens/tokenizer.h"
-#include "open_bpe.h"
+#include "open_tokenizer.h"
 #include "shared_data.h"
 #include "support/temp_folder.h"
 #include "tokenizer_checks.h"
@@ -36,23 +36,10 @@ void check_unicode(std::size_t every) {
     const json& expected = item.value();
     CAPTURE(name);
     const auto tokenizer = open_bpe(shared_data("tokenizers/" + name));
-    for (const auto& row : expected["unicode"].items()) {
-      const std::string& context = row.key();
-      const json& sums = row.value();
-      CAPTURE(context);
-      ++number;
-      for (std::size_t i = 0; i < sums.size(); ++i) {
-        if ((i + number) % every != 0) continue;
-        const char32_t begin = static_cast<char32_t>(i) * block;
-        CAPTURE(begin);
-        const char32_t step = context != "{}" && begin >= 0x40000 && begin < 0xe0000 ? 16 : 1;
-        Checksum ids;
-        for (char32_t c = begin; c < begin + block; c += step) {
-          if (c < 0xd800 || c >= 0xe000) ids.add(tokenizer->encode(in_context(context, c)));
-        }
-        CHECK(ids.value() == sums[i]);
-      }
-    }
+    check_unicode_in_contexts(*tokenizer, expected["unicode"], block, every, number,
+                              [](const std::string& context, char32_t begin) {
+                                return context != "{}" && begin >= 0x40000 && begin < 0xe0000 ? char32_t{16} : 1;
+                              });
   }
 }
 

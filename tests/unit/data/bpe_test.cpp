@@ -20,7 +20,7 @@
 #include "data/tokens/bpe/split_pattern.h"
 #include "data/tokens/bpe/unicode.h"
 #include "data/tokens/tokenizer.h"
-#include "open_bpe.h"
+#include "open_tokenizer.h"
 #include "shared_data.h"
 #include "support/temp_folder.h"
 

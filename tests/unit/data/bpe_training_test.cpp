@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "data/tokenizer_training.h"
-#include "open_bpe.h"
+#include "open_tokenizer.h"
 #include "shared_data.h"
 #include "support/temp_folder.h"
 #include "tokenizer_checks.h"

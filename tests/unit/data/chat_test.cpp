@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "data/tokens/chat/chat_template.h"
-#include "open_bpe.h"
+#include "open_tokenizer.h"
 #include "shared_data.h"
 #include "support/temp_folder.h"
 #include "support/text.h"

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "base/error.h"
-#include "open_bpe.h"
+#include "open_tokenizer.h"
 #include "shared_data.h"
 #include "support/temp_folder.h"
 #include "support/text.h"

@@ -17,7 +17,9 @@
 #include "base/file.h"
 #include "data/tokens/content_record.h"
 #include "data/tokens/token_cache.h"
+#include "open_tokenizer.h"
 #include "shared_data.h"
+#include "support/base64.h"
 #include "support/temp_folder.h"
 #include "tokenizer_checks.h"
 
@@ -27,23 +29,6 @@ using nlohmann::json;
 namespace {
 
 using Ids = std::vector<std::int32_t>;
-
-std::string from_base64(std::string_view text) {
-  constexpr std::string_view digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string out;
-  std::uint32_t bits = 0;
-  int count = 0;
-  for (const char c : text) {
-    const std::size_t digit = digits.find(c);
-    if (digit == std::string_view::npos) break;
-    bits = bits << 6 | static_cast<std::uint32_t>(digit);
-    count += 6;
-    if (count < 8) continue;
-    count -= 8;
-    out.push_back(static_cast<char>(bits >> count & 0xff));
-  }
-  return out;
-}
 
 std::string model_of(const json& entry) {
   return from_base64(entry["model"].get<std::string>());
@@ -58,11 +43,7 @@ json entry_of(const std::string& name) {
 
 std::unique_ptr<Tokenizer> open_sentencepiece(const std::filesystem::path& path,
                                               std::optional<std::int64_t> end_of_document = std::nullopt) {
-  TokenizerConfig config;
-  config.type = TokenizerKind::sentencepiece;
-  config.path = path.string();
-  config.end_of_document = end_of_document;
-  return make_tokenizer(config, std::nullopt);
+  return open_tokenizer(TokenizerKind::sentencepiece, path, end_of_document);
 }
 
 // Every text that `text` begins with, so that cuts lie everywhere.
@@ -79,21 +60,8 @@ void check_unicode_of_llama(std::size_t every) {
   const auto block = all["block"].get<char32_t>();
   const auto tokenizer = open_sentencepiece(shared_data("tokenizers/llama2"));
   std::size_t number = 0;
-  for (const auto& row : all["unicode"].items()) {
-    const std::string& context = row.key();
-    const json& sums = row.value();
-    CAPTURE(context);
-    ++number;
-    for (std::size_t i = 0; i < sums.size(); ++i) {
-      if ((i + number) % every != 0) continue;
-      const char32_t begin = static_cast<char32_t>(i) * block;
-      CAPTURE(begin);
-      Checksum ids;
-      for (char32_t c = begin; c < begin + block; ++c)
-        if (c < 0xd800 || c >= 0xe000) ids.add(tokenizer->encode(in_context(context, c)));
-      CHECK(ids.value() == sums[i]);
-    }
-  }
+  check_unicode_in_contexts(*tokenizer, all["unicode"], block, every, number,
+                            [](const std::string&, char32_t) { return char32_t{1}; });
 }
 
 }  // namespace

@@ -87,6 +87,30 @@ inline std::string in_context(const std::string& context, char32_t c) {
   return out;
 }
 
+// Every code point in each of some contexts, by the checksums of blocks that a golden file has. Of the blocks one of so
+// many is looked at, other ones in each context: `number` counts those, and goes on from call to call. step_of(context,
+// the block's first): the distance between code points that the file has.
+template <class StepOf>
+void check_unicode_in_contexts(const Tokenizer& tokenizer, const nlohmann::json& expected, char32_t block,
+                               std::size_t every, std::size_t& number, StepOf step_of) {
+  for (const auto& row : expected.items()) {
+    const std::string& context = row.key();
+    const nlohmann::json& sums = row.value();
+    CAPTURE(context);
+    ++number;
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      if ((i + number) % every != 0) continue;
+      const char32_t begin = static_cast<char32_t>(i) * block;
+      CAPTURE(begin);
+      const char32_t step = step_of(context, begin);
+      Checksum ids;
+      for (char32_t c = begin; c < begin + block; c += step)
+        if (c < 0xd800 || c >= 0xe000) ids.add(tokenizer.encode(in_context(context, c)));
+      CHECK(ids.value() == sums[i]);
+    }
+  }
+}
+
 // What every tokenizer must do, whatever its ids.
 inline void check_cuts(const Tokenizer& tokenizer, const std::string& text) {
   const std::size_t cut = tokenizer.safe_cut(text);

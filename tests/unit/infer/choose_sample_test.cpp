@@ -24,6 +24,7 @@ TEST_CASE("an answer is the first group of the last match, in any line") {
   CHECK(pattern.find("the answer is 1 or the answer is 2") == "2");
   CHECK_FALSE(pattern.find("the answer\nis 3"));
   CHECK_FALSE(pattern.find(""));
+  CHECK(pattern.find("the answer is 1. " + std::string(5000, 'x') + " the answer is 42") == "42");
   CHECK(AnswerPattern("(?:a|(b))(c)").find("ac bc") == "b");
   CHECK(AnswerPattern("=([^;]*)").find("x =  y z ;") == "y z");
   for (const char* wrong : {"answer", "(", "(a)\\1", "[z-a](x)"})

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/glob.h"
 #include "nn/model_spec.h"
 #include "support/models/tiny_model.h"
 #include "support/text.h"

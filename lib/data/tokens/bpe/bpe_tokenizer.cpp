@@ -264,14 +264,7 @@ void BpeTokenizer::split_by_ranges(std::size_t step, std::string_view text, Run&
 }
 
 std::string BpeTokenizer::decode(std::span<const std::int32_t> tokens) const {
-  std::string text;
-  for (const std::int32_t token : tokens) {
-    if (token < 0 || token >= vocab_size())
-      throw InputError(
-          fmt::format("token {} cannot be decoded: the tokenizer has the tokens 0 to {}", token, vocab_size() - 1));
-    text += texts_[static_cast<std::size_t>(token)];
-  }
-  return text;
+  return joined_texts(texts_, tokens);
 }
 
 // Between x and y each step cuts, or lets nothing depend on where the text ends; and one of them cuts.
@@ -291,24 +284,7 @@ bool BpeTokenizer::is_safe(char32_t x, char32_t y) const {
 }
 
 std::size_t BpeTokenizer::safe_cut(std::string_view text) const {
-  // The last two whole characters before the end, then those before them: characters are known by their lead bytes.
-  int malformed = 0;
-  std::size_t after = 0;  // where y begins; 0: not yet known
-  char32_t y = 0;
-  for (std::size_t at = text.size(); at > 0;) {
-    --at;
-    if ((static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) continue;
-    const int length = utf8_length_at(text, at, malformed);
-    if (length == 0) {
-      after = 0;
-      continue;
-    }
-    const char32_t x = decode_utf8(text.data() + at).code_point;
-    if (after == at + static_cast<std::size_t>(length) && is_safe(x, y)) return after;
-    after = at;
-    y = x;
-  }
-  return 0;
+  return last_cut(text, [this](char32_t x, char32_t y) { return is_safe(x, y); });
 }
 
 std::string BpeTokenizer::description() const {

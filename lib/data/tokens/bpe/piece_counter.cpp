@@ -32,23 +32,7 @@ bool is_cut_between(const SplitPattern& pattern, char32_t x, char32_t y) {
 
 // The last place before the text's end at which it is cut whatever follows; 0 if none is known.
 std::size_t last_cut(const SplitPattern& pattern, std::string_view text) {
-  int malformed = 0;
-  std::size_t after = 0;  // where y begins; 0: not yet known
-  char32_t y = 0;
-  for (std::size_t at = text.size(); at > 0;) {
-    --at;
-    if ((static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) continue;
-    const int length = utf8_length_at(text, at, malformed);
-    if (length == 0) {
-      after = 0;
-      continue;
-    }
-    const char32_t x = decode_utf8(text.data() + at).code_point;
-    if (after == at + static_cast<std::size_t>(length) && is_cut_between(pattern, x, y)) return after;
-    after = at;
-    y = x;
-  }
-  return 0;
+  return scaletrain::last_cut(text, [&pattern](char32_t x, char32_t y) { return is_cut_between(pattern, x, y); });
 }
 
 void count_pieces(const SplitPattern& pattern, std::string_view bytes, Counts& counts) {

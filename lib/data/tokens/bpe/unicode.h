@@ -109,6 +109,29 @@ inline const char* previous_utf8(const char* end) {
 // decode("utf-8", "replace"), Rust's from_utf8_lossy and the Unicode standard's chapter 3.9 do).
 int utf8_length_at(std::string_view text, std::size_t offset, int& malformed);
 
+// Of any bytes: the last place between two well-formed characters x and y for which is_cut(x, y); 0 if there is none.
+template <class IsCut>
+std::size_t last_cut(std::string_view text, IsCut is_cut) {
+  // The last two whole characters before the end, then those before them: characters are known by their lead bytes.
+  int malformed = 0;
+  std::size_t after = 0;  // where y begins; 0: not yet known
+  char32_t y = 0;
+  for (std::size_t at = text.size(); at > 0;) {
+    --at;
+    if ((static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) continue;
+    const int length = utf8_length_at(text, at, malformed);
+    if (length == 0) {
+      after = 0;
+      continue;
+    }
+    const char32_t x = decode_utf8(text.data() + at).code_point;
+    if (after == at + static_cast<std::size_t>(length) && is_cut(x, y)) return after;
+    after = at;
+    y = x;
+  }
+  return 0;
+}
+
 // Any bytes as valid UTF-8: the same text, or U+FFFD in place of what is malformed.
 std::string replace_malformed_utf8(std::string_view text);
 bool is_valid_utf8(std::string_view text);

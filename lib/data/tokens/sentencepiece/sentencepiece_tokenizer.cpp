@@ -181,13 +181,7 @@ std::vector<std::int32_t> SentencePieceTokenizer::encode_rest(std::string_view t
 }
 
 std::string SentencePieceTokenizer::decode(std::span<const std::int32_t> tokens) const {
-  std::string text;
-  for (const std::int32_t token : tokens) {
-    if (token < 0 || token >= vocab_size())
-      throw InputError(
-          fmt::format("token {} cannot be decoded: the tokenizer has the tokens 0 to {}", token, vocab_size() - 1));
-    text += texts_[static_cast<std::size_t>(token)];
-  }
+  std::string text = joined_texts(texts_, tokens);
   const bool is_begin = !tokens.empty() && !before_document_.empty() && tokens.front() == before_document_.front();
   if (has_dummy_prefix_ && is_begin && text.starts_with(' ')) text.erase(0, 1);
   return text;
