@@ -423,6 +423,18 @@ void check_operation(const Backend& backend, const Add& op) {
   check.disjoint_or_same("output", op.output, op.b);
 }
 
+void check_operation(const Backend& backend, const ScaleColumns& op) {
+  const Checker check("ScaleColumns", backend);
+  check.matrix("input", op.input, check.compute());
+  check.operand("output", op.output, check.compute(), op.input.shape());
+  const std::int64_t columns = op.input.shape()[1];
+  check.require("input_stride", op.input_stride >= columns, "at least as many elements as there are columns");
+  check.require("output_stride", op.output_stride >= columns, "at least as many elements as there are columns");
+  check.require("output_stride", op.output.data() != op.input.data() || op.output_stride == op.input_stride,
+                "the input's stride where both are one matrix");
+  check.require("scale", std::isfinite(op.scale), "a finite number");
+}
+
 void check_operation(const Backend& backend, const Copy& op) {
   const Checker check("Copy", backend);
   check.present("input", op.input);

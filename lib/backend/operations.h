@@ -333,6 +333,16 @@ struct Add {
   bool operator==(const Add&) const = default;
 };
 
+// output[n,k] = scale · input[n,k], where both are K columns of matrices whose rows lie strides apart: a part of one goes
+// into another. The views have the logical shape. The output may be the input, with the same stride.
+struct ScaleColumns {
+  ConstView input;  // [N,K]
+  View output;      // [N,K]
+  std::int64_t input_stride = 0, output_stride = 0;  // elements between rows, at least K
+  double scale = 1.0;
+  bool operator==(const ScaleColumns&) const = default;
+};
+
 struct Copy {
   ConstView input;
   View output;  // same number of elements; floating types are converted
@@ -406,6 +416,6 @@ struct SgdStep {
 using Operation = std::variant<LinearForward, LinearBackwardInput, LinearBackwardWeight, NormForward, NormBackwardInput,
                                NormBackwardWeight, ActivationForward, ActivationBackward, RopeRotate, AttentionForward,
                                AttentionBackward, EmbeddingForward, EmbeddingBackward, CrossEntropy, SoftmaxStatistics,
-                               CrossEntropyParts, Add, Copy, Fill, SumsOfSquares, AdamWStep, SgdStep>;
+                               CrossEntropyParts, Add, ScaleColumns, Copy, Fill, SumsOfSquares, AdamWStep, SgdStep>;
 
 }  // namespace scaletrain

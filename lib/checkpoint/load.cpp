@@ -236,6 +236,7 @@ void Checkpoint::read(const std::string& tensor, const Box& box, View out) const
 void Checkpoint::load(ParamStore& store, Stream& stream, bool with_optimizer_state, WorkCount* work) const {
   std::vector<Impl::Read> reads;
   for (const ParamRange& range : store.held(StateKind::master)) {
+    if (store.table().parameters()[static_cast<std::size_t>(range.parameter)].in_base) continue;
     impl_->plan_range(store, range, StateKind::master, 0, reads);
   }
   const std::size_t states = with_optimizer_state ? store.options().state_names.size() : 0;

@@ -186,6 +186,15 @@ struct TrainConfig {
   std::int64_t num_steps(std::int64_t context) const;
 };
 
+// Low-rank adapters (Hu et al. 2021; nn/lora.h).
+struct LoraConfig {
+  std::int64_t rank = 16;
+  double alpha = 32.0;  // adapters are added times alpha / rank
+  double dropout = 0.0;
+  // The maps that have one, as the model's family calls them (q_proj), or all-linear.
+  std::vector<std::string> targets{"all-linear"};
+};
+
 struct FinetuneConfig {
   // Of parameters that are not trained, patterns over their names (nn/finetune.h).
   std::vector<std::string> freeze{};
@@ -193,6 +202,8 @@ struct FinetuneConfig {
   std::vector<std::pair<std::string, double>> learning_rates{};
   // A further factor for each layer between a parameter and the head: this to the power of their number.
   double layer_decay = 1.0;
+  // Adapters are trained, and nothing else is.
+  std::optional<LoraConfig> lora{};
 };
 
 struct ParallelConfig {

@@ -47,6 +47,7 @@ class Rules {
     if (origin_ == Origin::user) {
       check_idle_model_keys();
       check_idle_train_keys();
+      check_lora();
       check_idle_precision_keys();
       check_bytes_vocab();
       check_heartbeat();
@@ -245,6 +246,18 @@ class Rules {
       refuse_idle("train.lr_schedule.min_ratio", schedule.min_ratio, LrScheduleConfig().min_ratio,
                   {"train.lr_schedule.type"},
                   "it is only for a train.lr_schedule.type that falls; this one is constant");
+  }
+
+  void check_lora() {
+    FinetuneConfig& finetune = config_.finetune;
+    if (!finetune.lora) return;
+    const std::string section = "finetune.lora";
+    if (!config_.model.init.from && are_fine({section, "model.init.from"}))
+      refuse({section, "model.init.from"},
+             "adapters of a model of random weights would learn little: name the Hugging Face folder that they are for "
+             "with model.init.from");
+    refuse_idle("finetune.freeze", finetune.freeze, FinetuneConfig().freeze, {section},
+                "with finetune.lora nothing but the adapters is trained");
   }
 
   void check_idle_precision_keys() {

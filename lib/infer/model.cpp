@@ -2,13 +2,16 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <numeric>
 #include <vector>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/text.h"
 #include "checkpoint/hugging_face/hugging_face.h"
+#include "checkpoint/merge_adapters.h"
 #include "config/load.h"
 #include "data/tokens/bpe/bpe_tokenizer.h"
 #include "data/tokens/sentencepiece/sentencepiece_tokenizer.h"
@@ -71,6 +74,7 @@ struct LoadedModel::Impl {
   Stream* stream = nullptr;
   Config config;
   std::optional<std::int64_t> step;
+  fs::path base_folder;  // of adapters, where it is not where the checkpoint says
   std::unique_ptr<Tokenizer> tokenizer;
   std::string tokenizer_notice;
   std::string context_notice;
@@ -82,10 +86,17 @@ struct LoadedModel::Impl {
   // vocab: the tokenizer's size, used where the config says auto.
   // A checkpoint's config may claim any size: with its manifest given, nothing is allocated that the files do not hold.
   void build(const std::string& where, std::int64_t vocab, const Manifest* manifest) {
+    if (!base_folder.empty() && !config.finetune.lora)
+      throw UserError(fmt::format("--base: {} has all of its model, and needs no other; remove the option", where));
     const ModelSpec spec = make_model_spec(config.model, config.model.vocab.value_or(vocab));
     transformer = std::make_unique<Transformer>(spec);
     table = make_param_table(spec, config.model.init);
-    if (manifest != nullptr) check_shapes(*manifest, where);
+    if (manifest != nullptr) {
+      if (config.finetune.lora)
+        check_adapters(*manifest, table, *config.finetune.lora, where);
+      else
+        check_shapes(*manifest, where);
+    }
     std::vector<int> units(table.units().size());
     std::iota(units.begin(), units.end(), 0);
     layout = ShardLayout(table, units, Mesh(), MeshPosition{});
@@ -135,7 +146,26 @@ struct LoadedModel::Impl {
       throw InputError(fmt::format("{}: model.layers: {}, but the manifest lists only {} tensors", where,
                                    config.model.layers, checkpoint.manifest().tensors.size()));
     build(path.string(), tokenizer->vocab_size(), &checkpoint.manifest());
-    checkpoint.load(*store, *stream, false);
+    load_weights(checkpoint);
+  }
+
+  // Of a checkpoint of adapters, the base with them.
+  void load_weights(const Checkpoint& checkpoint) {
+    if (!config.finetune.lora) return checkpoint.load(*store, *stream, false);
+    const BaseModel& base = *checkpoint.manifest().base;
+    const std::string folder = base_folder.empty() ? base.path : base_folder.string();
+    const std::string remedy = "; name the folder where it is now with --base";
+    if (!path_exists(folder))
+      throw BaseModelError(fmt::format("{}: the checkpoint's adapters need their base model, which is not in {} any more{}",
+                                   checkpoint.path().string(), folder, remedy));
+    const HuggingFaceModel theirs(folder);
+    if (const std::uint64_t content = theirs.content(std::max(1, backend->num_threads())); content != base.content)
+      throw BaseModelError(
+          fmt::format("{}: the checkpoint's adapters were trained for other weights than those of {} (content {}, there "
+                      "{}){}",
+                      checkpoint.path().string(), folder, to_hex(base.content), to_hex(content), remedy));
+    theirs.load(*store, *stream);
+    merge_adapters(checkpoint, *config.finetune.lora, *store, *stream);
   }
 
   void open_folder_tokenizer(const fs::path& path, TokenizerKind kind) {
@@ -199,6 +229,7 @@ LoadedModel::LoadedModel(const LocatedModel& location, Backend& backend, Stream&
     : impl_(std::make_unique<Impl>()) {
   impl_->backend = &backend;
   impl_->stream = &stream;
+  impl_->base_folder = location.base;
   if (location.source == ModelSource::checkpoint) {
     impl_->open_checkpoint(location.path);
   } else {

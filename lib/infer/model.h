@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "base/error.h"
 #include "checkpoint/catalog.h"
 #include "checkpoint/load.h"
 #include "config/config.h"
@@ -28,10 +29,18 @@ struct LocatedModel {
   // Of a run folder: all that it has, newest first; and those whose manifests are damaged.
   std::vector<CatalogEntry> checkpoints{};
   std::vector<CatalogEntry> damaged{};
+  // Of a checkpoint of adapters: the folder of their base model. Empty: where the checkpoint says it was.
+  std::filesystem::path base{};
 };
 // InputError that says what was looked for if it is none of them; FileAccessError if the path, or a checkpoint of a run
 // folder, which may be the newest, cannot be read now.
 LocatedModel locate_model(const std::filesystem::path& path);
+
+// The model that a checkpoint's adapters are for is missing, or another one.
+class BaseModelError : public InputError {
+ public:
+  using InputError::InputError;
+};
 
 class LoadedModel {
  public:

@@ -27,6 +27,7 @@ class Block : public Unit {
         part_(tensor_part),
         recompute_(recompute),
         attention_workspace_(attention_workspace),
+        adapted_(adapted_layers(spec_)),
         index_(narrow<int>(layer + 1)),
         name_(fmt::format("blocks.{}", layer)) {}
 
@@ -42,7 +43,7 @@ class Block : public Unit {
 
  private:
   BlockExtent extent(const UnitRun& run) const {
-    return {spec_, part_, run.batch.shape, run.backend.compute_type(), recompute_, attention_workspace_};
+    return {spec_, part_, run.batch.shape, run.backend.compute_type(), recompute_, attention_workspace_, adapted_};
   }
   BlockMemory carve(const UnitRun& run, Region saved) const;
   BlockMemory carve_split(const UnitRun& run, Region saved, Region work) const;
@@ -58,6 +59,7 @@ class Block : public Unit {
   TensorPart part_;
   RecomputeKind recompute_;
   AttentionWorkspace attention_workspace_;
+  std::vector<AdaptedLayer> adapted_;
   int index_;
   std::string name_;
 };
@@ -68,7 +70,7 @@ ConstView document_start(const BatchContext& batch) {
 }
 
 UnitMemory Block::memory(const BatchShape& shape, DType compute) const {
-  const BlockExtent extent{spec_, part_, shape, compute, recompute_, attention_workspace_};
+  const BlockExtent extent{spec_, part_, shape, compute, recompute_, attention_workspace_, adapted_};
   RegionAllocator saved = RegionAllocator::counting();
   RegionAllocator scratch = RegionAllocator::counting();
   carve_block_memory(saved, scratch, nullptr, extent);
@@ -94,7 +96,7 @@ BlockMemory Block::carve_split(const UnitRun& run, Region saved, Region work) co
 
 // What the forward did not keep, as it was.
 void Block::rebuild(const UnitRun& run, ConstView input, const BlockMemory& memory) const {
-  const UnitOps ops = UnitOps(run, spec_, part_).recomputing();
+  const UnitOps ops = UnitOps(run, spec_, part_).with(memory.adapters).recomputing();
   const BlockTensors& t = memory.tensors;
   switch (recompute_) {
     case RecomputeKind::none:
@@ -104,7 +106,8 @@ void Block::rebuild(const UnitRun& run, ConstView input, const BlockMemory& memo
     case RecomputeKind::full:
       block_forward_qkv(ops, spec_, input, run.batch.positions, t, memory.scratch.unsharded);
       attention_forward(run, ops, t);
-      return block_forward_middle(ops, spec_, input, t, memory.scratch.unsharded);
+      block_forward_middle(ops, spec_, input, t, memory.scratch.unsharded);
+      return ops.adapter_hidden("ffn.down", t.activation);
   }
 }
 
@@ -139,8 +142,8 @@ void Block::attention_backward(const UnitRun& run, const UnitOps& ops, const Blo
 }
 
 Saved Block::forward(const UnitRun& run, const Bundle& input, const Bundle& output, Region saved) const {
-  const UnitOps ops(run, spec_, part_);
   const BlockMemory memory = carve(run, saved);
+  const UnitOps ops = UnitOps(run, spec_, part_).with(memory.adapters);
   const BlockTensors& t = memory.tensors;
   const View unsharded = memory.scratch.unsharded;
   block_forward_qkv(ops, spec_, input.hidden, run.batch.positions, t, unsharded);
@@ -153,17 +156,18 @@ Saved Block::forward(const UnitRun& run, const Bundle& input, const Bundle& outp
 // Each saved tensor is dead once its weight's gradient is done, and takes the next gradient of its size.
 void Block::backward(const UnitRun& run, Saved saved, const Bundle& d_output, const Bundle& d_input,
                      Region /*work*/) const {
-  const UnitOps ops(run, spec_, part_);
-  const TensorSums& sums = ops.sums();
   const std::int64_t rows = run.batch.shape.rows();
   const std::pair<Region, Bundle> held = saved.consume(this);
   const BlockMemory memory = carve(run, held.first);
+  const UnitOps ops = UnitOps(run, spec_, part_).with(memory.adapters);
+  const TensorSums& sums = ops.sums();
   const BlockTensors& t = memory.tensors;
   const BlockScratch& scratch = memory.scratch;
   const View input = held.second.hidden;
   rebuild(run, input, memory);
 
   const View d_output_unsharded = sums.unsharded(d_output.hidden, scratch.unsharded);
+  ops.adapter_backward("ffn.down", d_output_unsharded);
   ops.row_backward_weight("ffn.down", t.activation, d_output_unsharded, d_output.hidden);
   const View d_activation = t.activation;
   ops.linear_backward_input("ffn.down", d_output_unsharded, d_activation);
@@ -172,6 +176,7 @@ void Block::backward(const UnitRun& run, Saved saved, const Bundle& d_output, co
                              .input = t.pre_activation,
                              .d_output = d_activation,
                              .d_input = d_pre_activation});
+  ops.adapter_backward(ffn_input_layer(spec_), d_pre_activation);
   ops.column_backward_weight(ffn_input_layer(spec_), t.ffn_norm.output, d_pre_activation, scratch.unsharded);
   const View d_ffn_norm = t.ffn_norm.output;
   ops.column_backward_input(ffn_input_layer(spec_), d_pre_activation, d_ffn_norm, scratch.unsharded);
@@ -180,6 +185,7 @@ void Block::backward(const UnitRun& run, Saved saved, const Bundle& d_output, co
   ops.norm_backward_input("ffn_norm", d_ffn_norm, t.middle, t.ffn_norm, d_output.hidden, d_middle);
 
   const View d_middle_unsharded = sums.unsharded(d_middle, scratch.unsharded_in_wide);
+  ops.adapter_backward("attention.output", d_middle_unsharded);
   ops.row_backward_weight("attention.output", t.attention, d_middle_unsharded, d_middle);
   View d_attention = scratch.d_attention;
   if (!d_attention) d_attention = part(sums.sequence() ? scratch.unsharded : t.middle, 0, t.attention.shape());
@@ -188,6 +194,7 @@ void Block::backward(const UnitRun& run, Saved saved, const Bundle& d_output, co
   attention_backward(run, ops, t, scratch, d_attention, d_qkv, {});
   norm_backward_query_key_weight(ops, spec_, t, {}, d_qkv);
   norm_backward_query_key(ops, spec_, t, {}, d_qkv);
+  ops.adapter_backward("attention.qkv", d_qkv);
   ops.column_backward_weight("attention.qkv", t.attention_norm.output, d_qkv, scratch.unsharded);
   const View d_attention_norm = t.attention_norm.output;
   ops.column_backward_input("attention.qkv", d_qkv, d_attention_norm, scratch.unsharded);
@@ -199,11 +206,11 @@ void Block::backward(const UnitRun& run, Saved saved, const Bundle& d_output, co
 // again, in work; output-gradients in work.
 WeightWork Block::backward_input(const UnitRun& run, Saved saved, const Bundle& d_output, const Bundle& d_input,
                                  Region work_region) const {
-  const UnitOps ops(run, spec_, part_);
-  const TensorSums& sums = ops.sums();
   const std::int64_t rows = run.batch.shape.rows();
   const std::pair<Region, Bundle> held = saved.consume(this);
   const BlockMemory memory = carve_split(run, held.first, work_region);
+  const UnitOps ops = UnitOps(run, spec_, part_).with(memory.adapters);
+  const TensorSums& sums = ops.sums();
   const BlockTensors& t = memory.tensors;
   const BlockWork& work = memory.work;
   const BlockScratch& scratch = memory.scratch;
@@ -212,19 +219,25 @@ WeightWork Block::backward_input(const UnitRun& run, Saved saved, const Bundle& 
 
   ops.run(Copy{.input = d_output.hidden, .output = work.d_output});
   const View d_activation = part(scratch.wide, 0, {rows, spec_.ffn_hidden});
-  ops.linear_backward_input("ffn.down", sums.unsharded(work.d_output, scratch.unsharded), d_activation);
+  const View d_output_unsharded = sums.unsharded(work.d_output, scratch.unsharded);
+  ops.adapter_backward("ffn.down", d_output_unsharded);
+  ops.linear_backward_input("ffn.down", d_output_unsharded, d_activation);
   ops.run(ActivationBackward{.type = activation_type(spec_),
                              .input = t.pre_activation,
                              .d_output = d_activation,
                              .d_input = work.d_pre_activation});
+  ops.adapter_backward(ffn_input_layer(spec_), work.d_pre_activation);
   ops.column_backward_input(ffn_input_layer(spec_), work.d_pre_activation, work.d_ffn_norm, scratch.unsharded);
   ops.norm_backward_input("ffn_norm", work.d_ffn_norm, t.middle, t.ffn_norm, work.d_output, work.d_middle);
 
   View d_attention = scratch.d_attention;
   if (!d_attention) d_attention = part(sums.sequence() ? scratch.unsharded : scratch.wide, 0, t.attention.shape());
-  ops.linear_backward_input("attention.output", sums.unsharded(work.d_middle, scratch.unsharded_in_wide), d_attention);
+  const View d_middle_unsharded = sums.unsharded(work.d_middle, scratch.unsharded_in_wide);
+  ops.adapter_backward("attention.output", d_middle_unsharded);
+  ops.linear_backward_input("attention.output", d_middle_unsharded, d_attention);
   attention_backward(run, ops, t, scratch, d_attention, work.d_qkv, work.d_query_key);
   norm_backward_query_key(ops, spec_, t, work.d_query_key, work.d_qkv);
+  ops.adapter_backward("attention.qkv", work.d_qkv);
   ops.column_backward_input("attention.qkv", work.d_qkv, work.d_attention_norm, scratch.unsharded);
   ops.norm_backward_input("attention_norm", work.d_attention_norm, input, t.attention_norm, work.d_middle,
                           d_input.hidden);
@@ -232,11 +245,11 @@ WeightWork Block::backward_input(const UnitRun& run, Saved saved, const Bundle& 
 }
 
 void Block::backward_weight(const UnitRun& run, WeightWork work) const {
-  const UnitOps ops(run, spec_, part_);
-  const TensorSums& sums = ops.sums();
   const Region saved = work.saved();
   const std::pair<Region, Bundle> held = work.consume(this);
   const BlockMemory memory = carve_split(run, saved, held.first);
+  const UnitOps ops = UnitOps(run, spec_, part_).with(memory.adapters);
+  const TensorSums& sums = ops.sums();
   const BlockTensors& t = memory.tensors;  // those of them that it reads
   const BlockWork& gradients = memory.work;
   const View unsharded = memory.scratch.unsharded;

@@ -133,6 +133,10 @@ BlockMemory carve_block_memory(RegionAllocator& saved, RegionAllocator& scratch,
   memory.tensors = carve_block({saved, scratch, work != nullptr ? *work : scratch}, extent);
   if (work != nullptr) memory.work = carve_block_work(*work, extent, memory.tensors);
   memory.scratch = carve_block_scratch(scratch, extent);
+  RegionAllocator& for_weights = work != nullptr ? *work : scratch;
+  const bool keeps_products = extent.recompute != RecomputeKind::full;
+  memory.adapters = carve_adapters({keeps_products ? saved : for_weights, for_weights, scratch}, extent.adapted,
+                                   extent.spec.lora, extent.shape.rows(), extent.compute);
   return memory;
 }
 

@@ -17,6 +17,7 @@ struct BlockExtent {
   DType compute;
   RecomputeKind recompute = RecomputeKind::none;
   AttentionWorkspace attention_workspace{};
+  std::span<const AdaptedLayer> adapted{};  // its layers with adapters, which outlive what is carved
 };
 
 // Where a block's tensors lie: what is kept, what the backward computes again and, of that, what the weight pass reads.
@@ -80,6 +81,7 @@ struct BlockMemory {
   BlockTensors tensors;
   BlockWork work;  // of the split backward's passes alone
   BlockScratch scratch;
+  AdapterTensors adapters;
 };
 // work: null for the forward and for the backward that is not split.
 BlockMemory carve_block_memory(RegionAllocator& saved, RegionAllocator& scratch, RegionAllocator* work,

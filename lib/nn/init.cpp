@@ -58,10 +58,11 @@ void for_each_run(const Shape& shape, const Box& box, Visit visit) {
   }
 }
 
-Pieces pieces_of(const ParamStore& store) {
+Pieces pieces_of(const ParamStore& store, bool adapters_alone) {
   Pieces all;
   for (const ParamRange& range : store.held(StateKind::master)) {
     const Parameter& parameter = store.table().parameters()[std::size_t(range.parameter)];
+    if (adapters_alone && !parameter.is_adapter) continue;
     if (parameter.dtype != DType::f32) continue;  // of a type of its own: a frozen one that is loaded
     const View values = store.values(StateKind::master, range);
     std::int64_t begin = 0;  // of the piece under way, in the range
@@ -134,11 +135,9 @@ void fill(const Parameter& parameter, std::span<const Run> runs, std::uint64_t s
   convert_floats(DType::f32, scratch.data(), out.dtype(), out.bytes(), count);
 }
 
-}  // namespace
-
-void initialise_parameters(ParamStore& store, Stream& stream, std::uint64_t seed, int threads, WorkCount* work) {
+void initialise(ParamStore& store, Stream& stream, std::uint64_t seed, int threads, WorkCount* work,
+                const Pieces& all) {
   SCALETRAIN_CHECK(threads >= 1);
-  const Pieces all = pieces_of(store);
   std::vector<std::vector<float>> scratch(static_cast<std::size_t>(threads));
   if (store.options().dtype != DType::f32)
     for (std::vector<float>& buffer : scratch) buffer.resize(static_cast<std::size_t>(piece_elements));
@@ -162,6 +161,16 @@ void initialise_parameters(ParamStore& store, Stream& stream, std::uint64_t seed
   }
   access.finish();
   store.values_changed(stream);
+}
+
+}  // namespace
+
+void initialise_parameters(ParamStore& store, Stream& stream, std::uint64_t seed, int threads, WorkCount* work) {
+  initialise(store, stream, seed, threads, work, pieces_of(store, false));
+}
+
+void initialise_adapters(ParamStore& store, Stream& stream, std::uint64_t seed, int threads, WorkCount* work) {
+  initialise(store, stream, seed, threads, work, pieces_of(store, true));
 }
 
 }  // namespace scaletrain

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "backend/operations.h"
@@ -11,6 +12,16 @@
 #include "parallel/param_table.h"
 
 namespace scaletrain {
+
+// Which maps of the blocks have low-rank adapters (nn/lora.h).
+struct LoraSpec {
+  std::int64_t rank = 0;  // r; 0: there are none
+  double scale = 1.0;     // alpha / r
+  // As blocks call the maps, in the order of the parameter table: "attention.query"; "attention.qkv" where one adapter
+  // is for all three.
+  std::vector<std::string> maps{};
+  bool operator==(const LoraSpec&) const = default;
+};
 
 struct ModelSpec {
   std::int64_t layers = 0;      // L
@@ -31,6 +42,7 @@ struct ModelSpec {
   bool qkv_bias = true;  // of query, key and value
   bool qk_norm = false;  // each head's query and key pass an RMS norm before their rotation
   bool tie_embeddings = true;
+  LoraSpec lora{};
   bool operator==(const ModelSpec&) const = default;
 };
 

@@ -148,6 +148,7 @@ void UnitOps::head_norm_backward_weight(std::string_view layer, const HeadRows& 
 
 void UnitOps::linear_backward_input(std::string_view layer, ConstView d_output, View d_input) const {
   run(LinearBackwardInput{.weight = weights_.find(weight_of(layer)), .d_output = d_output, .d_input = d_input});
+  add_adapter_input_gradient(layer, d_input);
 }
 
 void UnitOps::column_forward(std::string_view layer, View input, View output, View unsharded) const {
@@ -155,10 +156,11 @@ void UnitOps::column_forward(std::string_view layer, View input, View output, Vi
 }
 
 void UnitOps::column_forward(std::string_view layer, View input, View output, View activated, View unsharded) const {
+  const View all = sums_.unsharded(input, unsharded);
   run(LinearForward{.weight = weights_.find(weight_of(layer)),
                     .bias = weights_.find(bias_of(layer)).values,
-                    .input = sums_.unsharded(input, unsharded),
-                    .addend = {},
+                    .input = all,
+                    .addend = adapter_forward(layer, all, {}, output),
                     .output = output,
                     .activation = activation_type(spec_),
                     .activated = activated});
@@ -171,8 +173,9 @@ void UnitOps::column_backward_input(std::string_view layer, ConstView d_output, 
 }
 
 void UnitOps::column_backward_weight(std::string_view layer, View input, ConstView d_output, View unsharded) const {
-  linear_backward_weight(sums_.unsharded(input, unsharded), d_output, gradients().find(weight_of(layer)),
-                         gradients().find(bias_of(layer)));
+  const View all = sums_.unsharded(input, unsharded);
+  linear_backward_weight(all, d_output, gradients().find(weight_of(layer)), gradients().find(bias_of(layer)));
+  adapter_backward_weight(layer, all, d_output);
 }
 
 void UnitOps::row_forward(std::string_view layer, ConstView input, View output, ConstView addend,
@@ -181,7 +184,7 @@ void UnitOps::row_forward(std::string_view layer, ConstView input, View output, 
   run(LinearForward{.weight = weights_.find(weight_of(layer)),
                     .bias = sums_.adds_shared_values() ? weights_.find(bias_of(layer)).values : ConstView(),
                     .input = input,
-                    .addend = sums_.parallel() ? ConstView() : addend,
+                    .addend = adapter_forward(layer, input, sums_.parallel() ? ConstView() : addend, partial),
                     .output = partial});
   if (!sums_.parallel()) return;
   sums_.sum(partial, output);
@@ -194,6 +197,7 @@ void UnitOps::row_backward_weight(std::string_view layer, ConstView input, Const
   const View d_bias = gradients().find(bias_of(layer));
   linear_backward_weight(input, d_unsharded, d_weight, sums_.sequence() ? View() : d_bias);
   if (sums_.sequence()) linear_backward_weight({}, d_own, {}, d_bias);  // which sees own rows only
+  adapter_backward_weight(layer, input, d_unsharded);
 }
 
 }  // namespace scaletrain

@@ -4,6 +4,7 @@
 
 #include <string_view>
 
+#include "nn/adapters.h"
 #include "nn/tensor_sums.h"
 #include "nn/unit.h"
 
@@ -44,6 +45,13 @@ class UnitOps {
     return ops;
   }
 
+  // The same, whose maps have these adapters: the passes below are of both then. Refers to them.
+  UnitOps with(const AdapterTensors& adapters) const {
+    UnitOps ops = *this;
+    ops.adapters_ = &adapters;
+    return ops;
+  }
+
   // Every operation of a unit goes through here: none runs where calls are declared.
   void run(const Operation& op) const {
     if (!sums_.declares()) backend_.run(stream_, op);
@@ -78,11 +86,23 @@ class UnitOps {
   // d_unsharded: sums().unsharded() of d_own, which gives the bias its gradient.
   void row_backward_weight(std::string_view layer, ConstView input, ConstView d_unsharded, ConstView d_own) const;
 
+  // Of a layer's adapters; nothing where it has none (adapters.h). What the forward keeps, which the passes above make
+  // themselves: for a pass that is not run again.
+  void adapter_hidden(std::string_view layer, ConstView input) const;
+  // Before the layer's backward passes, with all rows of d_output.
+  void adapter_backward(std::string_view layer, ConstView d_output) const;
+
   // d_weight += d_output^T input, d_bias += the column sums of d_output; either may be empty.
   void linear_backward_weight(ConstView input, ConstView d_output, View d_weight, View d_bias) const;
 
  private:
   const UnitGradients& gradients() const;
+  void scale_columns(ConstView input, std::int64_t input_stride, View output, std::int64_t output_stride,
+                     double scale) const;
+  // The addend of the layer's own product: the given one or, with adapters, what they add to it, in the output.
+  ConstView adapter_forward(std::string_view layer, ConstView input, ConstView addend, View output) const;
+  void add_adapter_input_gradient(std::string_view layer, View d_input) const;
+  void adapter_backward_weight(std::string_view layer, ConstView input, ConstView d_output) const;
 
   Backend& backend_;
   Stream& stream_;
@@ -90,6 +110,7 @@ class UnitOps {
   const UnitWeights& weights_;
   const UnitGradients* gradients_;
   TensorSums sums_;
+  const AdapterTensors* adapters_ = nullptr;
 };
 
 }  // namespace scaletrain

@@ -13,6 +13,7 @@
 #include "config/keys/keys.h"
 #include "config/layout_rules.h"
 #include "nn/finetune.h"
+#include "nn/lora.h"
 #include "optim/optimizer.h"
 #include "plan/hosts.h"
 #include "plan/longest_wait.h"
@@ -290,6 +291,10 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
   phase.sequence = config.parallel.sequence && config.parallel.tensor > 1;
   phase.zero = ZeroPolicy::of_stage(config.parallel.zero);
   phase.table = make_param_table(phase.model, config.model.init);
+  if (config.finetune.lora) {
+    phase.model.lora = make_lora_spec(phase.table, *config.finetune.lora);
+    phase.table = with_adapters(phase.table, phase.model.lora);
+  }
   freeze_parameters(phase.table, config.finetune.freeze);
   scale_learning_rates(phase.table, config.finetune);
   phase.schedule_kind = config.parallel.schedule;

@@ -123,7 +123,7 @@ class SaveCounter {
   void add_span(const ShardLayout& layout, const ParamSpan& span) {
     const Parameter& parameter = phase_.table.parameters()[static_cast<std::size_t>(span.parameter)];
     const std::int64_t degree = phase_.mesh.degree(Axis::tensor);
-    if (span.count == 0 || parameter.tied_to ||
+    if (span.count == 0 || parameter.tied_to || parameter.in_base ||
         !ParamTable::is_first_replica(parameter, degree, layout.position().tensor))
       return;
     const Bucket& bucket = layout.buckets()[static_cast<std::size_t>(layout.bucket_at(span.buffer, span.offset))];

@@ -81,6 +81,7 @@ void write_state(const RunState& state, bool is_best, Manifest& manifest) {
   // A manifest is UTF-8; a path that is not is known by its save id alone.
   if (!state.branch.path.empty() && !first_invalid_utf8(state.branch.path))
     manifest.scalars["branch_path"] = state.branch.path;
+  manifest.base = state.base;
   write_scalars(state.early_stop, manifest.scalars);
   write_loss_scale(state.loss_scale, manifest.scalars);
   write_spike(state.spike, manifest.scalars);
@@ -123,6 +124,7 @@ RunState read_state(const Manifest& manifest, const std::string& where) {
       has_scalar(manifest.scalars, "evaluation_due") && get_integer(manifest.scalars, "evaluation_due", where) != 0;
   state.parent_save_id = manifest.save_id;
   state.branch = branch_of(manifest);
+  state.base = manifest.base;
   return state;
 }
 

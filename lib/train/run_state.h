@@ -38,6 +38,7 @@ struct RunState {
   std::optional<std::string> best_save_id;  // the checkpoint of the best evaluation
   std::string parent_save_id;               // the newest checkpoint of this branch
   Branch branch;
+  std::optional<BaseModel> base;  // of adapters; rank 0 alone knows it
 };
 
 // Fills step, tokens, generation, parent, history and scalars. is_best: the checkpoint that is about to be written is

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -78,20 +79,42 @@ class Expected {
 struct GoldenCase {
   std::string file = "expected.safetensors";
   std::vector<std::string> freeze{};
+  std::optional<LoraConfig> lora{};  // its adapters begin as the file has them
 };
+
+inline ModelSpec spec_of_case(const HuggingFaceModel& source, const GoldenCase& of) {
+  ModelSpec spec = make_model_spec(source.model_config(), *source.model_config().vocab);
+  if (of.lora) spec.lora = make_lora_spec(make_param_table(spec, InitConfig{}), *of.lora);
+  return spec;
+}
 
 // One golden model on one backend.
 struct Golden {
   Golden(const std::string& name, std::unique_ptr<Backend> backend, std::vector<std::string> states,
-         const GoldenCase& of = {})
+         const GoldenCase& of = {}, RecomputeKind recompute = RecomputeKind::none)
       : folder(golden_folder(name)),
         expected(folder / of.file),
         source(folder),
-        runner(make_model_spec(source.model_config(), *source.model_config().vocab), std::move(backend),
-               std::move(states), of.freeze),
+        runner(spec_of_case(source, of), std::move(backend), std::move(states), of.freeze, recompute),
         ids(expected.values<std::int32_t>("ids")),
         targets(expected.values<std::int32_t>("targets")) {
     source.load(runner.store, *runner.stream);
+    for (const HuggingFaceTensor& tensor : peft_tensors(runner.table)) load_adapter(tensor);
+    runner.store.values_changed(*runner.stream);
+  }
+
+  void load_adapter(const HuggingFaceTensor& tensor) {
+    const std::vector<double> all = expected.values<double>("adapter/" + tensor.name);
+    for (const HuggingFacePart& part : tensor.parts) {
+      const View values =
+          runner.store.master(runner.table.parameters()[static_cast<std::size_t>(part.parameter)].name);
+      const Buffer pinned = runner.backend->allocate_pinned(values.num_bytes());
+      const View there = pinned.view(0, values.dtype(), values.shape());
+      convert_floats(DType::f64, all.data() + part.offset * tensor.shape[1], there.dtype(), there.data(),
+                     static_cast<std::size_t>(there.num_elements()));
+      runner.backend->copy(*runner.stream, there, values);
+      runner.stream->synchronize();
+    }
   }
 
   std::span<const std::int32_t> part(const std::vector<std::int32_t>& all, std::int64_t first,
@@ -172,7 +195,8 @@ inline void check_loss_and_gradients(Golden&& golden, const Tolerances& toleranc
   CHECK(std::abs(loss - expected_loss) <= tolerances.loss);
 
   const double all = golden.expected.values<double>("grad_norms").at(0);
-  const std::vector<HuggingFaceTensor> tensors = hugging_face_tensors(runner.table);
+  const std::vector<HuggingFaceTensor> adapters = peft_tensors(runner.table);
+  const std::vector<HuggingFaceTensor> tensors = adapters.empty() ? hugging_face_tensors(runner.table) : adapters;
   CHECK(tensors.size() == golden.expected.num_gradients());
   for (const HuggingFaceTensor& tensor : tensors) {
     CAPTURE(tensor.name);

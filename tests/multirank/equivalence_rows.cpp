@@ -228,6 +228,21 @@ Switch finetune_switch() {
                      run.config.finetune.learning_rates = {{"blocks.*.weight", 0.5}, {"*_norm.weight", 2.0}};
                      run.config.finetune.layer_decay = 0.75;
                    }},
+              // Of fused maps some and all; maps whose outputs and whose inputs are divided.
+              {.name = "adapters of all maps",
+               .is_possible = nullptr,
+               .apply = [](const Row&,
+                           LayoutRun& run) { run.config.finetune.lora = LoraConfig{.rank = 3, .alpha = 12.0}; }},
+              {.name = "adapters of some maps",
+               .is_possible = nullptr,
+               .apply =
+                   [](const Row&, LayoutRun& run) {
+                     const bool llama = run.config.model.norm == NormKind::rmsnorm;
+                     run.config.finetune.lora = LoraConfig{.rank = 2, .alpha = 8.0};
+                     run.config.finetune.lora->targets =
+                         llama ? std::vector<std::string>{"v_proj", "k_proj", "o_proj", "gate_proj"}
+                               : std::vector<std::string>{"c_attn", "mlp.c_proj"};
+                   }},
           }};
 }
 

@@ -40,6 +40,7 @@ struct Kind {
   bool llama = false;
   bool tied = true;
   bool qk_norm = false;  // and heads wider than hidden in all, and biases on query, key and value
+  bool adapters = false;  // alone are trained, and saved
   TestBackend backend = TestBackend::cpu;
   double tolerance = 1e-5;  // of a loss, relative: DESIGN's for the type
 };
@@ -54,6 +55,7 @@ Config config_of(const TestLayout& layout, const Kind& kind) {
     config.model.qk_norm = config.model.qkv_bias.emplace(true);
     config.model.head_dim = 6;
   }
+  if (kind.adapters) config.finetune.lora = LoraConfig{.rank = 3, .alpha = 6.0};
   if (compute_type_of(kind.backend) == DType::f16) config.precision.loss_scale = 1024;
   config.train.steps = 50;
   config.train.lr_schedule.warmup = 10;
@@ -105,6 +107,9 @@ LegResult train_leg(const Config& config, TestBackend backend, const Leg& leg) {
     std::int64_t step = 0;
     if (!leg.from.empty()) {
       const Checkpoint checkpoint(leg.from, OpenCheck::none);
+      for (const Parameter& parameter : plan.table.parameters())
+        if (parameter.in_base && checkpoint.manifest().find(parameter.name) != nullptr)
+          throw std::runtime_error(parameter.name + " is in a checkpoint of adapters");
       checkpoint.load(trainer.settled_store(), trainer.stream(), true);
       step = checkpoint.manifest().step;
       trainer.continue_at(step);
@@ -182,6 +187,11 @@ TEST_CASE("every_layout_continues_what_any_other_saved_and_back_untied") {
 }
 TEST_CASE("every_layout_continues_what_another_saved_with_norms_of_query_and_key_and_back") {
   check_pairs({.llama = true, .tied = false, .qk_norm = true}, Pairs::next);
+}
+// The base, which no checkpoint has, is the same at every start.
+TEST_CASE("every_layout_continues_the_adapters_that_another_saved_and_back") {
+  check_pairs({.adapters = true}, Pairs::next);
+  check_pairs({.llama = true, .tied = false, .adapters = true}, Pairs::next);
 }
 TEST_CASE("every_layout_continues_what_another_saved_in_halves_and_back") {
   check_pairs({.backend = TestBackend::cpu_bf16, .tolerance = 5e-3}, Pairs::next);

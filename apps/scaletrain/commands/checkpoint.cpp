@@ -16,6 +16,7 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "checkpoint/catalog.h"
+#include "checkpoint/hugging_face/adapter_export.h"
 #include "checkpoint/hugging_face/hugging_face.h"
 #include "checkpoint/load.h"
 #include "commands.h"
@@ -180,6 +181,8 @@ struct ExportArguments {
   std::string output;
   std::string format = "huggingface";
   std::string dtype = "fp32";
+  bool adapter = false;
+  std::string base;
 };
 
 // What a reader of the folder must know of the text, since no file there says it.
@@ -197,10 +200,38 @@ std::optional<std::int64_t> first_of(std::span<const std::int32_t> tokens) {
   return tokens.empty() ? std::nullopt : std::optional<std::int64_t>(tokens.front());
 }
 
+DType dtype_of(const ExportArguments& arguments) {
+  return arguments.dtype == "bf16" ? DType::bf16 : arguments.dtype == "fp16" ? DType::f16 : DType::f32;
+}
+
+// The adapters alone, without their model.
+ExitCode export_as_adapter(const ExportArguments& arguments) {
+  if (!arguments.base.empty())
+    throw UserError("--base: --adapter writes no weights of the base model; remove one of the options");
+  const LocatedModel located = choose_checkpoint(arguments.path, arguments.best);
+  const Checkpoint checkpoint(located.path);
+  const std::string where = (located.path / "manifest.json").string() + ": config";
+  const Config config = parse_resolved_config(checkpoint.manifest().config, where);
+  if (!config.finetune.lora)
+    throw UserError(fmt::format("--adapter: {} has no adapters: it was not trained with finetune.lora; without the "
+                                "option its model is exported",
+                                located.path.string()));
+  // The shapes of adapters do not depend on the vocabulary.
+  export_adapter(checkpoint, {.folder = arguments.output,
+                              .model = make_model_spec(config.model, config.model.vocab.value_or(1)),
+                              .lora = *config.finetune.lora,
+                              .dtype = dtype_of(arguments)});
+  write_output(fmt::format("{}: an adapter for peft, of the model in {}, {}\n", arguments.output,
+                           checkpoint.manifest().base->path, arguments.dtype));
+  return ExitCode::finished;
+}
+
 ExitCode export_model(const ExportArguments& arguments) {
-  const LocatedModel located = choose_model(arguments.path, arguments.best);
+  if (arguments.adapter) return export_as_adapter(arguments);
+  LocatedModel located = choose_model(arguments.path, arguments.best);
+  located.base = arguments.base;
   check_export_folder(arguments.output);  // before a large model is read for nothing
-  const DType dtype = arguments.dtype == "bf16" ? DType::bf16 : arguments.dtype == "fp16" ? DType::f16 : DType::f32;
+  const DType dtype = dtype_of(arguments);
   HuggingFaceExport request{.folder = arguments.output, .model = {}, .dtype = dtype, .tokenizer_files = {}};
   const auto backend = make_reference_backend(DType::f32);
   const auto stream = backend->make_stream();
@@ -253,6 +284,9 @@ Command add_checkpoint_export(CLI::App& app) {
   command->add_option("--dtype", arguments->dtype, "Of the weights")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
       ->capture_default_str();
+  command->add_flag("--adapter", arguments->adapter,
+                    "Of a run with finetune.lora the adapters, as a folder for peft; else they are merged into the model");
+  declare_base(*command, arguments->base);
   return [arguments] { return export_model(*arguments); };
 }
 

@@ -115,6 +115,11 @@ void declare_best(CLI::App& command, bool& best) {
   command.add_flag("--best", best, "Of a run folder the checkpoint that is pinned as the best, not the newest");
 }
 
+void declare_base(CLI::App& command, std::string& base) {
+  command.add_option("--base", base, "Of adapters (finetune.lora) the folder of their model, where it has moved")
+      ->type_name("FOLDER");
+}
+
 LocatedModel choose_model(const fs::path& path, bool best) {
   LocatedModel located = locate_model(path);
   if (located.checkpoints.empty()) {
@@ -145,6 +150,8 @@ void with_older_named(const LocatedModel& located, const std::function<void()>& 
   try {
     use();
   } catch (const FileAccessError&) {  // it may be whole
+    throw;
+  } catch (const BaseModelError&) {  // so is the older ones' base
     throw;
   } catch (const InputError& error) {
     throw InputError(error.what() + older_text(located));

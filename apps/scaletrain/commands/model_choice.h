@@ -16,6 +16,8 @@ namespace scaletrain {
 
 // What --best says, where it is of use.
 void declare_best(CLI::App& command, bool& best);
+// What --base says, where weights are read.
+void declare_base(CLI::App& command, std::string& base);
 
 // A run folder's newest checkpoint whose manifest is whole, or its best one. On standard error: which checkpoint of a
 // run folder is taken, whether another is pinned as the best, and which were passed over and why. UserError if `best`

@@ -336,6 +336,29 @@ void compute(Device<S>& device, const Add& op) {
     add(op.a.as<float>(), op.b.as<float>(), op.output.as<float>(), device.all.f32.add);
 }
 
+template <class S>
+void compute(Device<S>& device, const ScaleColumns& op) {
+  const std::int64_t columns = op.input.shape()[1];
+  const auto factor = static_cast<float>(op.scale);
+  device.for_rows(op.input.shape()[0], columns, [&](std::int64_t first, std::int64_t count) {
+    for (std::int64_t row = first; row < first + count; ++row) {
+      const S* from = op.input.as<S>() + row * op.input_stride;
+      S* to = op.output.as<S>() + row * op.output_stride;
+      if (factor == 1.0F) {
+        if (to != from) std::copy_n(from, columns, to);
+        continue;
+      }
+      float values[256];
+      for (std::int64_t column = 0; column < columns; column += std::ssize(values)) {
+        const auto part = static_cast<std::size_t>(std::min<std::int64_t>(std::ssize(values), columns - column));
+        device.kernels.to_floats(from + column, values, part);
+        for (std::size_t i = 0; i < part; ++i) values[i] *= factor;
+        device.kernels.from_floats(values, to + column, part);
+      }
+    }
+  });
+}
+
 // Elements of one floating type from another: by the kernels where one of them is f32, which is what training copies.
 void convert(const Kernels& kernels, DType from, const std::byte* input, DType to, std::byte* output,
              std::size_t count) {

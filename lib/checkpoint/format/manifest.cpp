@@ -207,13 +207,23 @@ json check_digest(std::string_view text, const std::string& where) {
   return parse_json(text, where, {.depth = 16, .bytes = UINT64_MAX});
 }
 
+BaseModel parse_base(const json& value, const std::string& where) {
+  BaseModel base;
+  base.path = json_string(value, "path", where);
+  check_members(value, 2, where);
+  const std::string content = json_string(value, "content", where);
+  if (content.size() != hex_digits || !from_hex(content, base.content))
+    refuse(where, fmt::format("its content is {}, expected {} hexadecimal digits", quoted(content), hex_digits));
+  return base;
+}
+
 void parse_head(const json& value, Manifest& manifest, const std::string& where) {
   manifest.format_version = json_integer(value, "format_version", where);
   if (manifest.format_version != checkpoint_format_version && manifest.format_version != listed_format_version) {
     refuse(where, fmt::format("format version {}, this program reads versions {} and {}", manifest.format_version,
                               checkpoint_format_version, listed_format_version));
   }
-  check_members(value, 15, where);
+  check_members(value, value.contains("base") ? 16 : 15, where);
   manifest.save_id = json_string(value, "save_id", where);
   if (manifest.save_id.empty()) refuse(where, "the save id is empty");
   manifest.parent_save_id = json_string(value, "parent_save_id", where);
@@ -223,6 +233,7 @@ void parse_head(const json& value, Manifest& manifest, const std::string& where)
   manifest.config = json_string(value, "config", where);
   manifest.history = json_string(value, "history", where);
   manifest.fingerprint = json_string(value, "fingerprint", where);
+  if (value.contains("base")) manifest.base = parse_base(value.at("base"), where + ": base");
   const json& scalars = json_member(value, "scalars", where);
   if (!scalars.is_object()) refuse(where, "\"scalars\" is not an object");
   for (const auto& [name, item] : scalars.items()) {
@@ -316,7 +327,7 @@ std::string manifest_text(const Manifest& manifest) {
   }
   json tensors = json::array();
   for (const ManifestTensor& tensor : manifest.tensors) tensors.push_back(tensor_json(tensor));
-  const json value = {{"format_version", manifest.format_version},
+  json value = {{"format_version", manifest.format_version},
                       {"save_id", manifest.save_id},
                       {"parent_save_id", manifest.parent_save_id},
                       {"generation", manifest.generation},
@@ -330,6 +341,7 @@ std::string manifest_text(const Manifest& manifest) {
                       {"tensors", std::move(tensors)},
                       {"files", std::move(files)},
                       {"checksum_block_bytes", checksum_block_bytes}};
+  if (manifest.base) value["base"] = {{"path", manifest.base->path}, {"content", to_hex(manifest.base->content)}};
   std::string text;
   try {
     text = value.dump(1);

@@ -66,6 +66,13 @@ struct ManifestFile {
   std::vector<std::uint64_t> block_hashes;  // XXH3-64 of each 4 MiB block, the last one shorter
 };
 
+// What the adapters of a checkpoint are for: a Hugging Face folder, known by its content wherever it lies.
+struct BaseModel {
+  std::string path;           // where it was
+  std::uint64_t content = 0;  // HuggingFaceModel::content()
+  bool operator==(const BaseModel&) const = default;
+};
+
 struct Manifest {
   std::int64_t format_version = checkpoint_format_version;
   std::string save_id;         // random, repeated in every file's metadata
@@ -80,6 +87,7 @@ struct Manifest {
   // Scalars by name, integers and floats as text that reads back to the same bits: optimizer step, policy counters,
   // seeds, early stop.
   std::map<std::string, std::string> scalars;
+  std::optional<BaseModel> base{};  // of a checkpoint that holds adapters alone
   std::vector<ManifestTensor> tensors;
   std::vector<ManifestFile> files;
   std::optional<ListSection> listed_files{};  // then parse_manifest() leaves `files` empty; see decode_files()

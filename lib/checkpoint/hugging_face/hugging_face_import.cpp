@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -9,7 +10,9 @@
 #include "backend/host_access.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/json.h"
+#include "base/process/guarded_thread.h"
 #include "base/text.h"
 #include "checkpoint/box_copy.h"
 #include "checkpoint/format/confined_path.h"
@@ -306,6 +309,45 @@ DType HuggingFaceModel::dtype() const {
   return impl_->dtype;
 }
 
+std::uint64_t HuggingFaceModel::content(int threads, WorkCount* work) const {
+  struct Stretch {
+    const Impl::Stored* stored;
+    std::uint64_t first, bytes;
+  };
+  constexpr std::uint64_t most = 8ull << 20;
+  const ModelConfig& config = model_config();
+  const ParamTable table = make_param_table(make_model_spec(config, config.vocab.value()), InitConfig{});
+  std::vector<Stretch> stretches;
+  std::string names;
+  for (const HuggingFaceTensor& tensor : hugging_face_tensors(table)) {
+    const Impl::Stored& stored = impl_->tensors.at(tensor.name);
+    names += fmt::format("{} {} {}\n", tensor.name, to_text(*stored.entry.dtype), to_text(stored.entry.shape));
+    const std::uint64_t bytes =
+        static_cast<std::uint64_t>(stored.entry.shape.num_elements()) * size_of(*stored.entry.dtype);
+    for (std::uint64_t first = 0; first < bytes; first += most)
+      stretches.push_back({&stored, first, std::min(most, bytes - first)});
+  }
+  std::vector<std::uint64_t> hashes(stretches.size());
+  std::atomic<std::size_t> next{0};
+  const auto hash_some = [&] {
+    std::vector<std::byte> bytes;
+    for (std::size_t i = next++; i < stretches.size(); i = next++) {
+      const Stretch& stretch = stretches[i];
+      bytes.resize(stretch.bytes);
+      stretch.stored->file->read_at(stretch.stored->entry.offset + stretch.first, bytes);
+      hashes[i] = hash_bytes(bytes);
+      count_work(work);
+    }
+  };
+  {
+    std::vector<GuardedThread> helpers;
+    for (int thread = 1; thread < threads; ++thread) helpers.emplace_back(hash_some);
+    hash_some();
+    for (GuardedThread& helper : helpers) helper.join_and_rethrow();
+  }
+  return hash_bytes(std::as_bytes(std::span(hashes)), hash_text(names));
+}
+
 void HuggingFaceModel::load(ParamStore& store, Stream& stream) const {
   const ParamTable& table = store.table();
   std::map<int, std::pair<const HuggingFaceTensor*, HuggingFacePart>> by_parameter;
@@ -323,6 +365,7 @@ void HuggingFaceModel::load(ParamStore& store, Stream& stream) const {
   std::map<const HuggingFaceTensor*, std::vector<Wanted>> turned;
   for (const ParamRange& range : store.held(StateKind::master)) {
     const Parameter& parameter = table.parameters()[static_cast<std::size_t>(range.parameter)];
+    if (parameter.is_adapter) continue;
     const int owner = parameter.tied_to ? table.index_of(*parameter.tied_to) : range.parameter;
     const auto found = by_parameter.find(owner);
     SCALETRAIN_CHECK(found != by_parameter.end());

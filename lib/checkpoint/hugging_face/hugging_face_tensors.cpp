@@ -17,15 +17,13 @@ Shape file_shape(const Parameter& parameter, std::int64_t outputs) {
   return parameter.hugging_face_transposed ? Shape{parameter.shape[1], outputs} : Shape{outputs, parameter.shape[1]};
 }
 
-}  // namespace
-
-std::vector<HuggingFaceTensor> hugging_face_tensors(const ParamTable& table) {
+std::vector<HuggingFaceTensor> tensors_of(const ParamTable& table, bool adapters) {
   std::vector<HuggingFaceTensor> tensors;
   std::map<std::string_view, std::size_t> by_name;
   int index = 0;
   for (const Parameter& parameter : table.parameters()) {
     const int index_in_table = index++;
-    if (parameter.tied_to || parameter.hugging_face_name.empty()) continue;
+    if (parameter.tied_to || parameter.hugging_face_name.empty() || parameter.is_adapter != adapters) continue;
     const auto [place, is_new] = by_name.emplace(parameter.hugging_face_name, tensors.size());
     if (is_new) {
       tensors.push_back({.name = parameter.hugging_face_name,
@@ -43,6 +41,16 @@ std::vector<HuggingFaceTensor> hugging_face_tensors(const ParamTable& table) {
   // A bias has nothing to transpose.
   for (HuggingFaceTensor& tensor : tensors) tensor.is_transposed &= tensor.shape.num_dims() == 2;
   return tensors;
+}
+
+}  // namespace
+
+std::vector<HuggingFaceTensor> hugging_face_tensors(const ParamTable& table) {
+  return tensors_of(table, false);
+}
+
+std::vector<HuggingFaceTensor> peft_tensors(const ParamTable& table) {
+  return tensors_of(table, true);
 }
 
 Box hugging_face_box(const HuggingFaceTensor& tensor, const HuggingFacePart& part, const Box& row_box) {

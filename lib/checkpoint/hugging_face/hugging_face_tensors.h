@@ -24,8 +24,10 @@ struct HuggingFaceTensor {
   std::vector<HuggingFacePart> parts;
 };
 
-// In the table's order. Tied copies are left out.
+// In the table's order. Tied copies are left out, and adapters.
 std::vector<HuggingFaceTensor> hugging_face_tensors(const ParamTable& table);
+// Those of adapters, as peft has them in adapter_model.safetensors.
+std::vector<HuggingFaceTensor> peft_tensors(const ParamTable& table);
 
 // The part of the file's tensor that a box of a parameter stands for.
 Box hugging_face_box(const HuggingFaceTensor& tensor, const HuggingFacePart& part, const Box& row_box);

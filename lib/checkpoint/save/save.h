@@ -26,7 +26,8 @@ struct SavePiece {
   ParamRange range;  // where its values lie: a part of the rank's shard
 };
 // What one rank writes: the parts of parameters that its data rank owns (ShardLayout::shard_ranges, whatever the ZeRO
-// stage), of parameters of whose replication group it is the first; tied copies are not written. A range becomes at
+// stage), of parameters of whose replication group it is the first; tied copies are not written, nor what the base of adapters
+// has. A range becomes at
 // most 2d-1 boxes. All ranks together write each element of each tensor exactly once. Masters go to
 // model-RRRRR-NNN.safetensors, states to optimizer-RRRRR-NNN.safetensors (R the rank, N from 0; a world of one rank
 // leaves R out and gives N five digits); a file ends before it would exceed max_file_bytes (unless one piece alone

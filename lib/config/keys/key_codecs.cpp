@@ -294,6 +294,24 @@ std::string PatternListCodec::parse(const YamlNode& node, std::vector<std::strin
   return {};
 }
 
+std::string NameListCodec::parse(const YamlNode& node, std::vector<std::string>& value) const {
+  if (node.kind != YamlNode::Kind::list || node.items.empty())
+    return expected("a list of names such as [q_proj, v_proj]", node);
+  std::vector<std::string> out;
+  for (std::size_t i = 0; i < node.items.size(); ++i) {
+    std::string problem = TextCodec{TextRule::line}.parse(node.items[i], out.emplace_back());
+    const std::string& name = out.back();
+    const auto is_of_name = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == '.' || c == '-'; };
+    if (problem.empty() && (name.empty() || !std::all_of(name.begin(), name.end(), is_of_name)))
+      problem = fmt::format("expected a name of letters, digits, '_', '.' and '-', found {}", quoted(name));
+    if (!problem.empty()) return fmt::format("item {}: {}", i, problem);
+    if (std::find(out.begin(), out.end() - 1, name) != out.end() - 1)
+      return fmt::format("item {}: {} is there twice", i, quoted(name));
+  }
+  value = std::move(out);
+  return {};
+}
+
 std::string FactorsCodec::parse(const YamlNode& node, Factors& value) const {
   if (node.kind != YamlNode::Kind::map) return expected("a mapping such as {blocks.0.*: 0.1}", node);
   Factors out;

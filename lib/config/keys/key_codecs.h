@@ -157,6 +157,13 @@ struct PatternListCodec {
   std::string type() const { return "list of patterns"; }
 };
 
+// Names of a model's maps as its family has them (nn/lora.h): letters, digits, dots, underscores and hyphens.
+struct NameListCodec {
+  std::string parse(const YamlNode& node, std::vector<std::string>& value) const;
+  std::string text(const std::vector<std::string>& value) const { return PatternListCodec().text(value); }
+  std::string type() const { return "list of names"; }
+};
+
 // Such patterns with a positive factor each, in the order of the file.
 struct FactorsCodec {
   double most = 1.0;

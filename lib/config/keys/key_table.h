@@ -48,6 +48,7 @@ const KeyTable<ValidationConfig>& validation_table();
 const KeyTable<TaskConfig>& task_table();
 const KeyTable<EarlyStopConfig>& early_stop_table();
 const KeyTable<SpikeConfig>& spike_table();
+const KeyTable<LoraConfig>& lora_table();
 const KeyTable<std::int64_t>& elastic_table();
 
 // Reads a whole tree through config_table(). Whether required keys of the config itself are there is a rule across

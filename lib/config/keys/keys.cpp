@@ -413,6 +413,12 @@ void add_finetune(KeyTable<Config>& table) {
                        "this, the one before its square.",
                        with_notice},
                       positive(1.0), FIELD(finetune.layer_decay)));
+  table.push_back(section_row(
+      {"finetune.lora", "",
+       "Low-rank adapters are trained in place of the model that model.init.from brings, and checkpoints hold them "
+       "alone; null: the model itself is.",
+       never},
+      lora_table(), FIELD(finetune.lora)));
 }
 
 void add_parallel(KeyTable<Config>& table) {
@@ -602,6 +608,26 @@ const KeyTable<SpikeConfig>& spike_table() {
                          positive(), FIELD(zscore)));
     out.push_back(
         row<SpikeConfig>({"action", "", "What to do then.", with_notice}, EnumCodec<SpikeAction>(), FIELD(action)));
+    return out;
+  }();
+  return table;
+}
+
+const KeyTable<LoraConfig>& lora_table() {
+  static const KeyTable<LoraConfig> table = [] {
+    KeyTable<LoraConfig> out;
+    out.push_back(row<LoraConfig>({"rank", "", "Features that an adapter goes through, of the map's many.", never},
+                                  at_least(1, kMaxWidth), FIELD(rank)));
+    out.push_back(row<LoraConfig>({"alpha", "", "Adapters are added times this / rank.", never}, positive(),
+                                  FIELD(alpha)));
+    out.push_back(row<LoraConfig>({"dropout", "", "Probability of dropping a feature of an adapter's input.", never},
+                                  NumberCodec{0.0, 1.0, Bounds::open_above}, FIELD(dropout)));
+    out.push_back(
+        row<LoraConfig>({"targets", "",
+                         "Maps that get an adapter, as the model's family calls them (q_proj, mlp.c_proj), as peft's "
+                         "target_modules; all-linear: all but the head.",
+                         never},
+                        NameListCodec(), FIELD(targets)));
     return out;
   }();
   return table;

@@ -15,8 +15,10 @@ namespace scaletrain {
 
 namespace {
 
-constexpr std::array<UnsupportedValue, 8> kTable = {{
+constexpr std::array<UnsupportedValue, 9> kTable = {{
     {"model.dropout", "above 0", [](const Config& c) { return c.model.dropout > 0; }, "0"},
+    {"finetune.lora.dropout", "above 0",
+     [](const Config& c) { return c.finetune.lora && c.finetune.lora->dropout > 0; }, "0"},
     {"data.train[].type", "parquet", nullptr, "text, jsonl or tokens"},
     {"data.validation[].type", "parquet", nullptr, "text, jsonl or tokens"},
     {"train.optimizer.type", "lion | lamb | lars | muon | adafactor", nullptr, "adamw or sgd"},
@@ -29,13 +31,12 @@ constexpr std::array<UnsupportedValue, 8> kTable = {{
      "fp32 or bf16"},
 }};
 
-constexpr std::array<UnsupportedKey, 8> kKeys = {{
+constexpr std::array<UnsupportedKey, 7> kKeys = {{
     {"model.experts", "a mixture of experts",
      "expert | experts | num_experts | num_local_experts | num_experts_per_tok | moe"},
     {"parallel.expert", "expert parallelism", "expert_parallel | expert_model_parallel_size | ep"},
     {"parallel.context", "context parallelism", "context_parallel | context_parallel_size | cp"},
     {"train.optimizer.momentum", "momentum of SGD", "momentum | nesterov"},
-    {"train.lora", "low-rank adaptation (LoRA)", "lora"},
     {"log.report", "an HTML report of the run", "html_report"},
     {"log.wandb", "logging to Weights & Biases", "wandb"},
     {"", "Hugging Face models of other families than GPT-2, Llama, Mistral, Qwen2 and Qwen3", ""},
@@ -100,8 +101,10 @@ std::vector<Refusal> refusals(const Config& config) {
   const KeyTable<Config>& keys = config_table();
   for (const UnsupportedValue& value : unsupported_table()) {
     if (value.is_asked == nullptr || !value.is_asked(config)) continue;
-    const auto key =
-        std::find_if(keys.begin(), keys.end(), [&](const auto& row) { return row.info.path == value.path; });
+    // Its own row or, of a key in an optional section, the section's.
+    const auto key = std::find_if(keys.begin(), keys.end(), [&](const auto& row) {
+      return value.path == row.info.path || value.path.starts_with(row.info.path + ".");
+    });
     SCALETRAIN_CHECK(key != keys.end());
     out.push_back({key->info.path,
                    fmt::format("{}: {} is not supported yet; use {}", value.path, key->write(config), value.instead)});

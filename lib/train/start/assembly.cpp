@@ -45,7 +45,8 @@ struct Started {
 void refuse_other_data(const WorkerParts& parts, const WorkerOptions& options, StartUp& start_up) {
   if (options.place.rendezvous == nullptr) return;
   DataClaim claim = make_data_claim(parts.tokenizer->hash(), parts.contents);
-  if (const auto& from = parts.config.model.init.from; from && !options.start.checkpoint)
+  if (const auto& from = parts.config.model.init.from;
+      from && (!options.start.checkpoint || parts.config.finetune.lora))
     claim.sources.push_back(content_of_weights(*from));
   for (std::size_t i = 0; i < parts.tasks.size(); ++i)
     claim.sources.push_back(

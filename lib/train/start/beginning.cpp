@@ -22,10 +22,19 @@ namespace scaletrain {
 
 namespace {
 
+// Rank 0 looks at all of its content; that the others have the same is agreed on by samples (data_agreement.h).
+BaseModel base_of_adapters(WorkerParts& parts, const WorkerOptions& options, const std::optional<BaseModel>& known) {
+  return load_base(parts.config, parts.phase.model, known, *parts.store, *parts.stream,
+                   parts.is_first() ? host_threads(options) : 0, options.work);
+}
+
 RunState initial_state(WorkerParts& parts, const WorkerOptions& options) {
   RunState state;
   state.generation = options.start.generation;
-  if (parts.config.model.init.from) {
+  if (parts.config.finetune.lora) {
+    state.base = base_of_adapters(parts, options, std::nullopt);
+    initialise_adapters(*parts.store, *parts.stream, parts.config.run.seed, host_threads(options), options.work);
+  } else if (parts.config.model.init.from) {
     load_initial_weights(*parts.config.model.init.from, parts.phase.model, *parts.store, *parts.stream);
   } else {
     initialise_parameters(*parts.store, *parts.stream, parts.config.run.seed, host_threads(options), options.work);
@@ -54,7 +63,10 @@ void tell_learning_rate(const Checkpoint& checkpoint, const Config& now, const R
 Beginning resumed_state(WorkerParts& parts, const WorkerOptions& options, const Checkpoint& checkpoint,
                         const std::string& fingerprint) {
   Beginning resumed;
+  std::optional<BaseModel> base;
+  if (parts.config.finetune.lora) base = base_of_adapters(parts, options, checkpoint.manifest().base);
   resumed.state = restore(checkpoint, parts.config, *parts.store, *parts.stream, options.work);
+  resumed.state.base = base;
   resumed.state.generation = options.start.generation;
   if (!options.start.asked.empty()) resumed.state.branch = {checkpoint.manifest().save_id, options.start.asked};
   tell_learning_rate(checkpoint, parts.config, resumed.state, parts.log);

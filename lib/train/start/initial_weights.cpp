@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "checkpoint/catalog.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/hugging_face/hugging_face.h"
@@ -64,11 +65,41 @@ void refuse_other_model(const HuggingFaceModel& folder, const ModelSpec& model) 
                               folder.path().string(), differences));
 }
 
+std::string missing_base(const std::string& folder) {
+  return fmt::format(
+      "model.init.from: no such folder: {}; this run's checkpoints hold adapters alone (finetune.lora), which need the "
+      "model that they are for: bring it back, or say with model.init.from where it is now",
+      folder);
+}
+
 }  // namespace
+
+void refuse_other_base(const std::string& folder, const BaseModel& base, std::uint64_t content) {
+  if (content == base.content) return;
+  throw InputError(
+      fmt::format("{}: its weights are not those that the checkpoint's adapters were trained for, which were in {} "
+                  "(content {}, here {}): name the folder that has them",
+                  folder, base.path, to_hex(base.content), to_hex(content)));
+}
+
+BaseModel load_base(const Config& config, const ModelSpec& model, const std::optional<BaseModel>& known,
+                    ParamStore& store, Stream& stream, int threads, WorkCount* work) {
+  const std::string& folder = config.model.init.from.value();
+  if (known && !path_exists(folder)) throw InputError(missing_base(folder));
+  const HuggingFaceModel theirs(folder);
+  refuse_other_model(theirs, model);
+  BaseModel base{.path = folder, .content = threads > 0 ? theirs.content(threads, work) : 0};
+  if (known && threads > 0) refuse_other_base("model.init.from: " + folder, *known, base.content);
+  theirs.load(store, stream);
+  return base;
+}
 
 void check_initial_weights(const Config& config, const ModelSpec& model) {
   const auto& from = config.model.init.from;
-  if (!from || !list_checkpoints(RunPaths(config.run.directory).checkpoints()).empty()) return;
+  if (!from) return;
+  const bool has_checkpoint = !list_checkpoints(RunPaths(config.run.directory).checkpoints()).empty();
+  if (has_checkpoint && !config.finetune.lora) return;
+  if (has_checkpoint && !path_exists(*from)) throw InputError(missing_base(*from));
   if (!path_exists(*from))
     throw UserError(
         fmt::format("model.init.from: no such folder: {}; a run that has a checkpoint no longer needs it, this one has "

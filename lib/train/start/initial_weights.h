@@ -1,9 +1,14 @@
 // The weights of somebody else's that a run begins from: model.init.from, a Hugging Face folder. Not a checkpoint: a
-// run that has one no longer needs the folder.
+// run that has one no longer needs the folder, unless it trains adapters for it (finetune.lora), which then are all that
+// its checkpoints hold.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
+#include "base/process/work_count.h"
+#include "checkpoint/format/manifest.h"
 #include "config/config.h"
 #include "config/load.h"
 #include "nn/model_spec.h"
@@ -17,6 +22,14 @@ void check_initial_weights(const Config& config, const ModelSpec& model);
 
 // What model.init.from says of the model, for load_config: of a run that has a checkpoint, what that holds.
 FolderModel look_at_folder_model(const Config& config);
+
+// The base of adapters: loads it, and says what it is. known: what the checkpoint that the run goes on from says of it;
+// InputError for a folder of another content, and for one that is missing then. Hashing all of the folder's weights takes
+// `threads`; 0: somebody else does, and it is not looked at.
+BaseModel load_base(const Config& config, const ModelSpec& model, const std::optional<BaseModel>& known,
+                    ParamStore& store, Stream& stream, int threads, WorkCount* work);
+// InputError if the folder's weights are others than the base's.
+void refuse_other_base(const std::string& folder, const BaseModel& base, std::uint64_t content);
 
 // UserError for a folder that holds another model than this one.
 void load_initial_weights(const std::string& folder, const ModelSpec& model, ParamStore& store, Stream& stream);

@@ -11,6 +11,7 @@
 
 #include "backend/mirrored_buffer.h"
 #include "nn/finetune.h"
+#include "nn/lora.h"
 #include "nn/transformer.h"
 #include "support/models/model_store.h"
 
@@ -18,11 +19,11 @@ namespace scaletrain {
 
 class ModelRunner : public ModelStore {
  public:
-  // freeze: patterns of finetune.freeze.
+  // freeze: patterns of finetune.freeze. spec: with its adapters, if it has any.
   ModelRunner(const ModelSpec& spec, std::unique_ptr<Backend> used_backend, std::vector<std::string> state_names,
-              std::span<const std::string> freeze = {})
+              std::span<const std::string> freeze = {}, RecomputeKind recompute = RecomputeKind::none)
       : ModelStore(table_of(spec, freeze), std::move(used_backend), {.state_names = std::move(state_names)}),
-        model(spec) {}
+        model(spec, {}, recompute) {}
 
   // The sum of the token losses of a micro-batch. ids and targets: [B·T]; so is document_start, where attention is to
   // stay within documents.
@@ -47,6 +48,7 @@ class ModelRunner : public ModelStore {
  private:
   static ParamTable table_of(const ModelSpec& spec, std::span<const std::string> freeze) {
     ParamTable table = make_param_table(spec, InitConfig{});
+    if (spec.lora.rank > 0) table = with_adapters(table, spec.lora);
     freeze_parameters(table, freeze);
     return table;
   }

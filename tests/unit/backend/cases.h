@@ -24,6 +24,7 @@ std::vector<Case> cross_entropy_parts_cases();
 std::vector<Case> embedding_part_forward_cases();
 std::vector<Case> embedding_part_backward_cases();
 std::vector<Case> add_cases();
+std::vector<Case> scale_columns_cases();
 std::vector<Case> copy_cases();
 std::vector<Case> fill_cases();
 std::vector<Case> sums_of_squares_cases();

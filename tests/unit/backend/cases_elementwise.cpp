@@ -100,6 +100,44 @@ std::vector<Case> add_cases() {
   return cases;
 }
 
+std::vector<Case> scale_columns_cases() {
+  std::vector<Case> cases;
+  for (const Extent& e : row_extents()) {
+    const std::string key = "scale columns" + std::to_string(cases.size());
+    const std::size_t kind = cases.size() % 3;
+    const double scale = cases.size() % 4 == 3 ? 1.0 : 0.375 * static_cast<double>(cases.size() + 1);
+    // A part of a wider matrix to a matrix of its own, the reverse, or in place.
+    const std::int64_t wide = e.columns + 8 + static_cast<std::int64_t>(cases.size() % 2) * 3;
+    const Values narrow_values = normal(key, e.rows * e.columns);
+    Case c;
+    c.name = name_of(e) + (kind == 0 ? " out of a matrix" : kind == 1 ? " into a matrix" : " in place");
+    c.run = [=](Device& device) {
+      const View own = device.put(narrow_values, {e.rows, e.columns});
+      const Strided part{device.put(normal(key + "wide", e.rows * wide), {e.rows, wide}), 8, e.columns};
+      part.set(narrow_values);
+      ScaleColumns op{.input = own, .output = own, .input_stride = e.columns, .output_stride = e.columns};
+      op.scale = scale;
+      if (kind == 0) {
+        op.input = part.view();
+        op.input_stride = wide;
+      } else if (kind == 1) {
+        op.output = part.view();
+        op.output_stride = wide;
+      }
+      device.run(op);
+      if (kind != 1) return std::vector<Output>{{"output", Device::get(own)}};
+      const Values result = part.get();
+      part.set(narrow_values);
+      return std::vector<Output>{{"output", result}, {"gaps", Device::get(part.whole), Kind::around}};
+    };
+    Values sizes;
+    for (const double value : narrow_values) sizes.push_back(std::fabs(scale * value));
+    c.scales = {sizes};
+    cases.push_back(c);
+  }
+  return cases;
+}
+
 std::vector<Case> copy_cases() {
   std::vector<Case> cases;
   const DType types[] = {DType::f32, DType::bf16, DType::f16, DType::f64};

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "parity.h"
@@ -273,6 +274,14 @@ TEST_CASE("loss_and_elementwise_descriptors_are_checked") {
   add.output = make.floats({6});
   make.refuses(add, "b", [&](auto& op) { op.b = make.floats({2, 3}); });
   make.refuses(add, "output", [&](auto& op) { op.output = make.doubles({6}); });
+  ScaleColumns columns;
+  columns.input = make.floats({2, 3});
+  columns.output = make.floats({2, 3});
+  columns.input_stride = columns.output_stride = 3;
+  make.refuses(columns, "output", [&](auto& op) { op.output = make.floats({3, 2}); });
+  make.refuses(columns, "input_stride", [](auto& op) { op.input_stride = 2; });
+  make.refuses(columns, "output_stride", [](auto& op) { op.output_stride = 2; });
+  make.refuses(columns, "scale", [](auto& op) { op.scale = std::numeric_limits<double>::quiet_NaN(); });
   Copy copy;
   copy.input = make.floats({6});
   copy.output = make.doubles({2, 3});

@@ -31,6 +31,7 @@ const std::vector<CasesOfOperation>& scaletrain::parity::all_cases() {
                                                            {"softmax_statistics", softmax_statistics_cases},
                                                            {"cross_entropy_parts", cross_entropy_parts_cases},
                                                            {"add", add_cases},
+                                                           {"scale_columns", scale_columns_cases},
                                                            {"copy", copy_cases},
                                                            {"fill", fill_cases},
                                                            {"sums_of_squares", sums_of_squares_cases},

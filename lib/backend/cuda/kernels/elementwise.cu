@@ -208,6 +208,21 @@ void issue_add(const Issue& issue, const Add& op) {
   });
 }
 
+// `packs` of a row's columns, each of `width`; a thread has one.
+template <class S, int width>
+__global__ void scale_columns(const S* input, std::int64_t input_stride, S* output, std::int64_t output_stride,
+                              std::int64_t rows, std::int64_t packs, std::int64_t columns, float factor) {
+  const std::int64_t item = first_element<1>();
+  if (item >= rows * packs) return;
+  const std::int64_t row = item / packs;
+  const std::int64_t column = item % packs * width;
+  float values[width];
+  load(input + row * input_stride + column, columns - column, values);
+#pragma unroll
+  for (int i = 0; i < width; ++i) values[i] *= factor;
+  store(output + row * output_stride + column, columns - column, values);
+}
+
 // One rounding, whatever the types.
 template <class To, class From>
 __device__ To converted(From value) {
@@ -346,6 +361,21 @@ void compute(const Issue& issue, const Add& op) {
 }
 
 template <class S>
+void compute(const Issue& issue, const ScaleColumns& op) {
+  if (op.output.num_elements() == 0) return;
+  const auto* input = address<S>(op.input);
+  auto* output = address<S>(op.output);
+  const std::int64_t rows = op.input.shape()[0];
+  const std::int64_t columns = op.input.shape()[1];
+  const bool fits = fits_packs<S>(op.input_stride, input) && fits_packs<S>(op.output_stride, output);
+  with_width<S>(fits, [&](auto width) {
+    const std::int64_t packs = (columns + width - 1) / width;
+    launch(issue.stream, {blocks_for(rows * packs), threads_of_block}, scale_columns<S, width>, input, op.input_stride,
+           output, op.output_stride, rows, packs, columns, static_cast<float>(op.scale));
+  });
+}
+
+template <class S>
 void compute(const Issue& issue, const Copy& op) {
   if (op.output.num_bytes() == 0) return;
   if (op.input.dtype() == op.output.dtype()) {
@@ -382,6 +412,7 @@ SCALETRAIN_FOR_COMPUTE_TYPES(ActivationForward)
 SCALETRAIN_FOR_COMPUTE_TYPES(ActivationBackward)
 SCALETRAIN_FOR_COMPUTE_TYPES(RopeRotate)
 SCALETRAIN_FOR_COMPUTE_TYPES(Add)
+SCALETRAIN_FOR_COMPUTE_TYPES(ScaleColumns)
 SCALETRAIN_FOR_COMPUTE_TYPES(Copy)
 SCALETRAIN_FOR_COMPUTE_TYPES(Fill)
 

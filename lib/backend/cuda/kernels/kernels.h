@@ -36,6 +36,8 @@ void compute(const Issue& issue, const RopeRotate& op);
 template <class S>
 void compute(const Issue& issue, const Add& op);
 template <class S>
+void compute(const Issue& issue, const ScaleColumns& op);
+template <class S>
 void compute(const Issue& issue, const Copy& op);
 template <class S>
 void compute(const Issue& issue, const Fill& op);

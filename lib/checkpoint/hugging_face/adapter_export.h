@@ -1,0 +1,24 @@
+// A checkpoint's adapters as a folder of peft's: adapter_config.json and adapter_model.safetensors.
+#pragma once
+
+#include <filesystem>
+
+#include "checkpoint/load.h"
+#include "config/config.h"
+#include "nn/model_spec.h"
+#include "tensor/dtype.h"
+
+namespace scaletrain {
+
+struct AdapterExport {
+  std::filesystem::path folder;  // must not exist, or be empty
+  ModelSpec model;               // of the base
+  LoraConfig lora;
+  DType dtype = DType::f32;  // f32 | bf16 | f16
+};
+
+// Complete or not at all. InputError for a checkpoint without these adapters, and for a value that is not finite in that
+// type.
+void export_adapter(const Checkpoint& checkpoint, const AdapterExport& request);
+
+}  // namespace scaletrain

@@ -1,0 +1,173 @@
+// Adapters from the first step to what other programs read: their checkpoints, the base that these need, evaluate,
+// generate and export.
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/file.h"
+#include "models.h"
+#include "process/tiny_run.h"
+#include "refusal.h"
+
+namespace scaletrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The tiny model as somebody else's folder.
+const std::string& base_folder() {
+  static const std::string folder = [] {
+    std::string name = (workspace() / "base").string();
+    const Ended end = workspace().run({"checkpoint", "export", newest(), "--to", "huggingface", "--output", name});
+    REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+    return name;
+  }();
+  return folder;
+}
+
+std::vector<std::string> lora_run(const std::string& run, std::vector<std::string> more = {}) {
+  more.insert(more.begin(), {"model.init.from=" + base_folder(), "finetune.lora={rank: 4, alpha: 8}", "train.steps=40",
+                             "evaluate.batches=1000", "train.optimizer.learning_rate=1e-2"});
+  return workspace().training(run, more);
+}
+
+// Forty steps on one rank.
+const fs::path& trained() {
+  static const fs::path run = [] {
+    const Ended end = workspace().run(lora_run("lora"));
+    REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+    return workspace() / "lora";
+  }();
+  return run;
+}
+
+double held_loss(const std::string& model, std::vector<std::string> more = {}) {
+  more.insert(more.begin(), {"evaluate", model, "--data", held(), "--json"});
+  return loss_of(workspace().run(more));
+}
+
+void copy_base(const std::string& name) {
+  fs::copy(base_folder(), workspace() / name, fs::copy_options::recursive);
+}
+
+TEST_CASE("a_checkpoint_of_adapters_holds_them_alone_and_names_its_base") {
+  const nlohmann::json manifest = open_manifest(checkpoint(trained(), 40));
+  CHECK(manifest.at("base").at("path") == base_folder());
+  CHECK(manifest.at("base").at("content").get<std::string>().size() == 16);
+  std::set<std::string> tensors;
+  for (const nlohmann::json& tensor : manifest.at("tensors")) tensors.insert(tensor.at("name").get<std::string>());
+  CHECK(tensors.contains("blocks.1.attention.qkv.lora_a"));
+  CHECK(tensors.contains("blocks.1.attention.key.lora_b/exp_avg"));
+  for (const std::string& name : tensors) CHECK_MESSAGE(name.find(".lora_") != std::string::npos, name);
+  // The first step is the base's, later ones are better.
+  const Trajectory found = trajectory_of(trained());
+  CHECK(std::stod(found.evaluations.at({40, "held"})) < held_loss(base_folder(), {"--tokenizer", "bytes"}));
+}
+
+TEST_CASE("adapters_resume_to_the_bit_and_on_other_layouts") {
+  const fs::path run = copy_run(trained(), "lora-again");
+  fs::remove_all(checkpoint(run, 40));
+  const Ended end = workspace().run(lora_run("lora-again"));
+  REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+  CHECK(trajectory_of(run).steps == trajectory_of(trained()).steps);
+  const fs::path other = copy_run(trained(), "lora-other");
+  fs::remove_all(checkpoint(other, 40));
+  const Ended on_two = workspace().run(lora_run("lora-other", {"parallel.tensor=2"}));
+  REQUIRE_MESSAGE(on_two.exit_code == 0, on_two.errors);
+  const double expected = std::stod(trajectory_of(trained()).evaluations.at({40, "held"}));
+  CHECK(std::stod(trajectory_of(other).evaluations.at({40, "held"})) == doctest::Approx(expected).epsilon(1e-5));
+}
+
+TEST_CASE("a_resume_without_the_adapters_base_or_with_another_one_is_refused_and_one_that_has_moved_is_taken") {
+  copy_run(trained(), "lora-based");
+  const auto from = [](const std::string& folder) {
+    return lora_run("lora-based", {"train.steps=41", "model.init.from=" + (workspace() / folder).string()});
+  };
+  check_refused(workspace().run(from("gone")), 3,
+                {"model.init.from: no such folder: " + (workspace() / "gone").string(), "hold adapters alone"});
+  copy_base("changed");
+  const fs::path weights = workspace() / "changed" / "model.safetensors";
+  std::string bytes = read_file(weights);
+  bytes[bytes.size() - 5000] = static_cast<char>(bytes[bytes.size() - 5000] ^ 1);
+  write_file(weights, bytes);
+  const Ended changed = workspace().run(from("changed"));
+  CHECK_MESSAGE(changed.exit_code == 3, changed.errors);
+  CHECK(changed.says((workspace() / "changed").string() + ": its weights are not those that the checkpoint's adapters "));
+  copy_base("moved");
+  const Ended moved = workspace().run(from("moved"));
+  CHECK_MESSAGE(moved.exit_code == 0, moved.errors);
+  CHECK(open_manifest(checkpoint(workspace() / "lora-based", 41)).at("base").at("path") ==
+        (workspace() / "moved").string());
+}
+
+TEST_CASE("adapters_are_merged_by_evaluate_generate_and_export") {
+  const double expected = std::stod(trajectory_of(trained()).evaluations.at({40, "held"}));
+  CHECK(held_loss(trained().string()) == doctest::Approx(expected).epsilon(1e-6));
+  const std::string merged = (workspace() / "merged").string();
+  const Ended end =
+      workspace().run({"checkpoint", "export", trained().string(), "--to", "huggingface", "--output", merged});
+  REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+  CHECK(held_loss(merged, {"--tokenizer", "bytes"}) == doctest::Approx(expected).epsilon(1e-6));
+  const auto text_of = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"generate", "--prompt", "the ", "--max-tokens", "16", "--greedy"});
+    const Ended text = workspace().run(more);
+    CHECK_MESSAGE(text.exit_code == 0, text.errors);
+    return text.output;
+  };
+  CHECK(text_of({trained().string()}) == text_of({merged, "--tokenizer", "bytes"}));
+}
+
+TEST_CASE("an_adapter_is_exported_as_peft_has_it") {
+  const fs::path folder = workspace() / "adapter";
+  const std::vector<std::string> arguments = {"checkpoint", "export",   trained().string(), "--to",
+                                              "huggingface", "--adapter", "--output",         folder.string()};
+  const Ended end = workspace().run(arguments);
+  REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+  const nlohmann::json config = nlohmann::json::parse(read_file(folder / "adapter_config.json"));
+  CHECK(config.at("peft_type") == "LORA");
+  CHECK(config.at("r") == 4);
+  CHECK(config.at("lora_alpha") == 8);
+  CHECK(config.at("fan_in_fan_out") == true);
+  CHECK(config.at("base_model_name_or_path") == base_folder());
+  CHECK(config.at("target_modules") == nlohmann::json{"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"});
+  const std::string tensors = read_file(folder / "adapter_model.safetensors");
+  CHECK(tensors.find("\"base_model.model.transformer.h.1.attn.c_attn.lora_B.weight\":") != std::string::npos);
+  check_refused(workspace().run(arguments), 2, {folder.string() + ": already exists"});
+  check_refused(workspace().run({"checkpoint", "export", newest(), "--to", "huggingface", "--adapter", "--output",
+                                 (workspace() / "none").string()}),
+                2, {"--adapter: ", "was not trained with finetune.lora"});
+}
+
+TEST_CASE("evaluate_says_where_the_base_of_adapters_is_missing_and_takes_it_from_elsewhere") {
+  copy_base("once");
+  const Ended begun = workspace().run(
+      lora_run("lora-once", {"train.steps=1", "train.lr_schedule.warmup=0",
+                             "model.init.from=" + (workspace() / "once").string()}));
+  REQUIRE_MESSAGE(begun.exit_code == 0, begun.errors);
+  const std::string run = (workspace() / "lora-once").string();
+  const double before = held_loss(run);
+  fs::remove_all(workspace() / "once");
+  check_refused(workspace().run({"evaluate", run, "--data", held()}), 3,
+                {"need their base model, which is not in " + (workspace() / "once").string(), "--base"});
+  CHECK(held_loss(run, {"--base", base_folder()}) == before);
+  check_refused(workspace().run({"evaluate", newest(), "--data", held(), "--base", base_folder()}), 2,
+                {"--base: ", "needs no other"});
+}
+
+TEST_CASE("adapters_that_cannot_be_trained_are_refused_by_key") {
+  const auto refused = [](const std::string& setting, int code, const std::vector<std::string>& words) {
+    check_refused(workspace().run(lora_run("lora-refused", {setting})), code, words);
+  };
+  refused("finetune.lora={rank: 4, targets: [q_proj]}", 2,
+          {"finetune.lora.targets: \"q_proj\" is no map of this model", "c_attn, attn.c_proj, c_fc, mlp.c_proj"});
+  refused("finetune.lora={rank: 4, dropout: 0.1}", 2, {"finetune.lora.dropout", "not supported yet"});
+  refused("model.init.from=null", 2, {"finetune.lora: ", "model.init.from"});
+  refused("finetune.freeze=[blocks.0.*]", 2, {"finetune.freeze: has no effect"});
+  CHECK_FALSE(fs::exists(workspace() / "lora-refused"));
+}
+
+}  // namespace
+}  // namespace scaletrain
