@@ -14,6 +14,12 @@ std::int64_t default_warmup(std::int64_t steps) {
   return std::clamp<std::int64_t>(steps / share, 1, most);
 }
 
+bool reads_instructions(const DataConfig& data) {
+  const auto is_instructions = [](const auto& source) { return source.records != RecordKind::text; };
+  return std::any_of(data.train.begin(), data.train.end(), is_instructions) ||
+         std::any_of(data.validation.begin(), data.validation.end(), is_instructions);
+}
+
 Precision default_precision(DeviceKind device) {
   return device == DeviceKind::cuda ? Precision::bf16 : Precision::fp32;
 }

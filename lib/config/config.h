@@ -23,6 +23,11 @@ enum class InitKind { normal, xavier, he };
 enum class TokenizerKind { bytes, ids, bpe, sentencepiece };
 enum class DocumentAttention { across, within };
 enum class SourceKind { automatic, text, jsonl, tokens };
+// What a record (a document of text, a line of JSONL) holds: text; `messages` of a conversation; `prompt` and
+// `completion`. All but text are instructions.
+enum class RecordKind { text, messages, prompt_completion };
+// Which tokens of instructions are predicted.
+enum class InstructionLoss { answers, all };
 enum class DataCheck { changed, all };
 enum class BadRecordPolicy { fail, skip };
 enum class OptimizerKind { adamw, sgd };
@@ -101,7 +106,8 @@ struct TokenizerConfig {
 };
 
 struct DocumentsConfig {
-  // within: a token attends to its own document alone, and positions begin at 0 with each.
+  // within: a token attends to its own document alone, and positions begin at 0 with each. The default where a source
+  // is of instructions (fill_defaults).
   DocumentAttention attention = DocumentAttention::across;
   bool loss_across = true;  // the first token of a document is predicted from what the document before it ends with
 
@@ -115,7 +121,8 @@ struct SourceConfig {
   double weight = 1.0;
   std::optional<double> epochs;  // a cap; the rest of the mix goes on without this source
   SourceKind type = SourceKind::automatic;
-  std::string field = "text";            // JSONL: the key that holds the document
+  RecordKind records = RecordKind::text;
+  std::string field = "text";            // JSONL of text: the key that holds the document
   std::optional<std::string> separator;  // text: a line that ends a document
 };
 
@@ -123,19 +130,30 @@ struct ValidationConfig {
   std::string name;
   std::string path;
   SourceKind type = SourceKind::automatic;
+  RecordKind records = RecordKind::text;
   std::string field = "text";
   std::optional<std::string> separator;
+};
+
+// How records of instructions become tokens.
+struct InstructionsConfig {
+  InstructionLoss loss = InstructionLoss::answers;
+  std::optional<std::string> chat_template;  // of `messages`; nothing: the tokenizer's own
 };
 
 struct DataConfig {
   TokenizerConfig tokenizer;
   DocumentsConfig documents;
+  InstructionsConfig instructions;
   std::vector<SourceConfig> train;
   std::vector<ValidationConfig> validation;
   std::optional<std::string> cache;       // folder for tokenised text; default: SCALETRAIN_CACHE or ~/.cache/scaletrain
   DataCheck verify = DataCheck::changed;  // what a start reads to know that the data is what it was
   BadRecordPolicy on_bad_record = BadRecordPolicy::fail;  // JSONL: of lines without a document
 };
+
+// Whether a source or a validation set is of records that are no text.
+bool reads_instructions(const DataConfig& data);
 
 struct OptimizerConfig {
   OptimizerKind type = OptimizerKind::adamw;

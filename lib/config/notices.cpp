@@ -19,6 +19,7 @@ class Notices {
 
   void add_all() {
     add_vocab();
+    add_instructions();
     add_parallel();
     add_port();
     add_warmup();
@@ -39,6 +40,23 @@ class Notices {
     notices_.push_back(
         fmt::format("model.vocab {}{} is larger than the tokenizer's {}; set model.vocab: auto unless that is meant",
                     *vocab, is_given("model.vocab") ? "" : " (from the preset)", kBytesVocab));
+  }
+
+  void add_instructions() {
+    const DataConfig& data = config_.data;
+    if (reads_instructions(data)) {
+      if (data.documents.attention == DocumentAttention::across)
+        notices_.emplace_back(
+            "data.documents.attention: across lets each conversation read those that were packed before it into the "
+            "same sample; within, the default of such data, keeps them apart");
+      return;
+    }
+    const auto add_unused = [this](const std::string& key) {
+      notices_.push_back(
+          fmt::format("{} has no effect, because no source names records: messages or prompt_completion", key));
+    };
+    if (data.instructions.loss != InstructionsConfig().loss) add_unused("data.instructions.loss");
+    if (data.instructions.chat_template) add_unused("data.instructions.chat_template");
   }
 
   void add_parallel() {

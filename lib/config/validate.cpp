@@ -363,6 +363,17 @@ class Rules {
     if (source.separator && (source.type == SourceKind::jsonl || source.type == SourceKind::tokens))
       refuse({path + ".separator", path + ".type"},
              fmt::format("only for text; this source is {}", to_text(source.type)));
+    if (source.records == RecordKind::text || !are_fine({path + ".records"})) return;
+    if (is_ids)
+      refuse({path + ".records", "data.tokenizer.type"},
+             fmt::format("{} needs a tokenizer that reads text; tokenizer ids takes token files",
+                         to_text(source.records)));
+    if (source.type == SourceKind::text || source.type == SourceKind::tokens)
+      refuse({path + ".records", path + ".type"},
+             fmt::format("{} are lines of jsonl; this source is {}", to_text(source.records), to_text(source.type)));
+    if (source.field != Source().field && are_fine({path + ".field"}))
+      refuse({path + ".field", path + ".records"},
+             fmt::format("only for records of text; those of this source are {}", to_text(source.records)));
   }
 
   void check_sources() {
@@ -551,6 +562,8 @@ void fill_defaults(Config& config, Origin origin, std::optional<DeviceKind> devi
   if (is_open("model.kv_heads")) config.model.kv_heads = config.model.heads;
   follow_preset(config.model, context, notices);
   if (is_open("model.ffn_hidden")) config.model.ffn_hidden = 4 * config.model.hidden;
+  if (!context.given.contains("data.documents.attention") && reads_instructions(config.data))
+    config.data.documents.attention = DocumentAttention::within;
   // What goes without saying is nothing: two ways to write one model are one config.
   ModelConfig& model = config.model;
   if (model.hidden % model.heads == 0 && model.head_dim == model.hidden / model.heads) model.head_dim.reset();

@@ -13,6 +13,7 @@
 #include "base/numbers/checked.h"
 #include "base/text.h"
 #include "data/block_reader.h"
+#include "data/instructions/instruction_cache.h"
 #include "data/sources.h"
 #include "data/stream_cache.h"
 
@@ -25,10 +26,12 @@ constexpr std::uint64_t kSamplingRules = 1;
 // What a sum of tokens stays at that 64 bits do not hold: a cap of epochs may be any number.
 constexpr std::int64_t kManyTokens = std::numeric_limits<std::int64_t>::max();
 
-// See MixPart. Without a token both are empty.
+// See MixPart. Either a stream of tokens, cut into windows, or packed instructions, whose rows are the samples; without
+// a token all is empty.
 struct Part {
   std::unique_ptr<JoinedTokens> tokens;
-  BlockTable table;
+  BlockTable table;  // of packed instructions the numbers of blocks and samples alone
+  std::unique_ptr<PackedFile> packed;
 };
 using Source = std::vector<Part>;
 
@@ -37,9 +40,9 @@ std::vector<std::unique_ptr<FoundSource>> find_sources(const DataConfig& config,
   std::vector<std::unique_ptr<FoundSource>> found;
   for (std::size_t i = 0; i < config.train.size(); ++i) {
     const SourceConfig& source = config.train[i];
-    found.push_back(
-        find_source({fmt::format("data.train.{}", i), source.path, source.type, source.field, source.separator},
-                    tokenizer, config, options));
+    found.push_back(find_source(
+        {fmt::format("data.train.{}", i), source.path, source.type, source.field, source.separator, source.records},
+        tokenizer, config, options));
   }
   return found;
 }
@@ -101,7 +104,7 @@ class OpenTrainingData final : public TrainingData {
     std::vector<std::int64_t> tokens;
     for (const Source& source : sources_) {
       tokens.push_back(0);
-      for (const Part& part : source) tokens.back() += part.table.num_tokens;
+      for (const Part& part : source) tokens.back() += part.packed ? part.packed->num_tokens() : part.table.num_tokens;
     }
     return tokens;
   }
@@ -111,6 +114,7 @@ class OpenTrainingData final : public TrainingData {
     for (const Source& source : sources_) {
       documents.emplace_back(0);
       for (const Part& part : source) {
+        if (part.packed && documents.back()) *documents.back() += part.packed->num_documents();
         if (!part.tokens || !documents.back()) continue;
         const bool is_known = part.tokens->first_without_index() == nullptr;
         documents.back() = is_known ? std::optional(*documents.back() + part.tokens->num_documents()) : std::nullopt;
@@ -135,6 +139,7 @@ class OpenTrainingData final : public TrainingData {
     SCALETRAIN_CHECK_EQ(static_cast<std::int64_t>(inputs.size()), context_);
     const SampleLocation at = mixture_->locate(sample);
     const Part& part = part_of(at);
+    if (part.packed) return read_row(*part.packed, row_of(at), rules_, {inputs, targets, &document_starts});
     const bool is_full = at.block < part.table.full_blocks;
     const std::int64_t samples = is_full ? samples_per_block(context_) : part.table.last_samples;
     const auto stream = cache_.get(at, samples, [&] {
@@ -161,15 +166,20 @@ class OpenTrainingData final : public TrainingData {
     return sources_[static_cast<std::size_t>(at.source)][static_cast<std::size_t>(at.part)];
   }
 
+  std::int64_t row_of(const SampleLocation& at) const { return at.block * samples_per_block(context_) + at.window; }
+
   std::int64_t targets_at(const SampleLocation& at) const {
     const Part& part = part_of(at);
+    if (part.packed) return part.packed->row_tokens(row_of(at)) - 1;
     return window_targets(*part.tokens, part.table, context_, at.block, at.window);
   }
 
   std::int64_t epoch_tokens(std::int64_t source) const {
     std::int64_t tokens = 0;
-    for (const Part& part : sources_[static_cast<std::size_t>(source)])
+    for (const Part& part : sources_[static_cast<std::size_t>(source)]) {
       if (part.tokens) tokens = checked_add(tokens, all_targets(*part.tokens, part.table));
+      if (part.packed) tokens = checked_add(tokens, part.packed->num_tokens() - part.packed->num_rows());
+    }
     return tokens;
   }
 
@@ -222,15 +232,19 @@ class OpenTrainingData final : public TrainingData {
     Source& source = sources_.emplace_back();
     for (OpenedPart& part : opened) {
       BlockTable table = part.tokens ? make_block_table(*part.tokens, context_) : BlockTable();
+      if (part.packed) {
+        table.full_blocks = part.packed->num_rows() / samples_per_block(context_);
+        table.last_samples = part.packed->num_rows() % samples_per_block(context_);
+      }
       shape.parts.push_back({table.full_blocks, table.last_samples, std::move(part.files)});
-      source.push_back({std::move(part.tokens), std::move(table)});
+      source.push_back({std::move(part.tokens), std::move(table), std::move(part.packed)});
     }
   }
 
   // Less than one sample is rarely meant, and trains without a word: most of each sample would be masked.
   static void report_short_source(const SourceConfig& source, const std::string& key, std::int64_t tokens,
                                   const DataOptions& options) {
-    if (tokens > options.context || !options.report) return;
+    if (tokens > options.context || !options.report || source.records != RecordKind::text) return;
     options.report(fmt::format(
         "{}: {} holds {}; a sample of {} needs {} (its last target too), so the rest of each sample is masked", key,
         source.path, counted(tokens, "token"), options.context, options.context + 1));
@@ -253,14 +267,17 @@ class OpenValidationSet final : public ValidationSet {
       : name_(set.name),
         place_(key + ": " + set.path),
         context_(options.context),
+        attention_(config.documents.attention),
         rules_(sample_rules(config, tokenizer, options)),
         end_of_document_(tokenizer.end_of_document()) {
-    const auto found = find_source({key, set.path, set.type, set.field, set.separator}, tokenizer, config, options);
+    const auto found =
+        find_source({key, set.path, set.type, set.field, set.separator, set.records}, tokenizer, config, options);
     std::vector<std::size_t> all(found->files().size());
     std::iota(all.begin(), all.end(), std::size_t{0});
     OpenedSource opened = found->open({all});
     tokens_ = std::move(opened.parts.front().tokens);
-    num_samples_ = ceil_div(tokens_->num_tokens() - 1, context_);
+    packed_ = std::move(opened.parts.front().packed);
+    num_samples_ = packed_ ? packed_->num_rows() : ceil_div(tokens_->num_tokens() - 1, context_);
     if (num_samples_ == 0) {
       throw InputError(place_ + ": the set holds no sample; it needs at least two tokens");
     }
@@ -272,14 +289,16 @@ class OpenValidationSet final : public ValidationSet {
   const std::string& name() const override { return name_; }
   std::string place() const override { return place_; }
   std::int64_t context() const override { return context_; }
+  DocumentAttention attention() const override { return attention_; }
   std::int64_t num_samples() const override { return num_samples_; }
-  std::int64_t num_tokens() const override { return tokens_->num_tokens(); }
+  std::int64_t num_tokens() const override { return packed_ ? packed_->num_tokens() : tokens_->num_tokens(); }
   std::uint64_t hash() const override { return hash_; }
 
   void read_sample(std::int64_t sample, std::span<std::int32_t> inputs, std::span<std::int32_t> targets,
                    std::vector<std::int32_t>& document_starts) const override {
     SCALETRAIN_CHECK_EQ(static_cast<std::int64_t>(inputs.size()), context_);
     SCALETRAIN_CHECK(sample >= 0 && sample < num_samples_);
+    if (packed_) return read_row(*packed_, sample, rules_, {inputs, targets, &document_starts});
     const std::int64_t first = sample * context_;
     const std::int64_t end = std::min(first + context_ + 1, tokens_->num_tokens());
     std::vector<std::int32_t> tokens(static_cast<std::size_t>(end - first));
@@ -295,9 +314,11 @@ class OpenValidationSet final : public ValidationSet {
   std::string name_;
   std::string place_;
   std::int64_t context_;
+  DocumentAttention attention_;
   SampleRules rules_;
   std::optional<std::int32_t> end_of_document_;
   std::unique_ptr<JoinedTokens> tokens_;
+  std::unique_ptr<PackedFile> packed_;  // of instructions, in place of tokens_
   std::int64_t num_samples_ = 0;
   std::uint64_t hash_ = 0;
 };

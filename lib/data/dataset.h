@@ -1,8 +1,9 @@
 // Opens what the config's data section names, and reads samples.
 //
 // A sample is `context` inputs and as many targets: target i is the token after input i, or -1 where the loss is masked
-// (padding behind the last token; with documents.loss_across: false also the first token of a document). Both are int32
-// views of the caller's. Reading is const and may be done by several threads at once.
+// (padding behind the last token; with documents.loss_across: false also the first token of a document; of instructions
+// all but what is learned, instructions/instruction_encoder.h). Both are int32 views of the caller's. Reading is const
+// and may be done by several threads at once.
 //
 // Errors: UserError for a wrong config (a key is named: data.train.0.separator), InputError for wrong files.
 #pragma once
@@ -118,7 +119,7 @@ std::unique_ptr<TrainingData> open_training_data(const DataConfig& config, const
                                                  const DataOptions& options);
 
 // One validation set, in the order of its files, which are laid end to end: windows of `context` tokens, each token but
-// the first once as a target, the last window padded and masked.
+// the first once as a target, the last window padded and masked; of instructions the rows that they are packed into.
 class ValidationSet {
  public:
   virtual ~ValidationSet() = default;
@@ -127,6 +128,8 @@ class ValidationSet {
   // For messages: "data.validation.0: /data/held-out".
   virtual std::string place() const { return name(); }
   virtual std::int64_t context() const = 0;
+  // What a token of it attends to.
+  virtual DocumentAttention attention() const { return DocumentAttention::across; }
   virtual std::int64_t num_samples() const = 0;  // at least 1
   virtual std::int64_t num_tokens() const = 0;
   virtual std::uint64_t hash() const = 0;

@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/glob.h"
+#include "data/instructions/instruction_source.h"
 #include "data/source_files.h"
 #include "data/tokens/token_cache.h"
 #include "data/tokens/token_file.h"
@@ -37,6 +38,7 @@ class SourceCheck {
     // Of files that were not seen nothing can be told.
     if (is_over_()) return;
     check_keys_are_used(spec_, files);
+    if (spec_.records == RecordKind::messages) chat_template_of(config_, {});
     UnreadableFiles unreadable;
     for (const FoundFile& file : files) {
       if (is_over_()) break;
@@ -59,7 +61,7 @@ class SourceCheck {
   }
 
   void look_at_tokens(const FoundFile& file) {
-    const auto tokens = open_token_file(file.path, FileCheck::header);
+    const auto tokens = open_source_tokens(spec_, file);
     has_content_ = has_content_ || tokens->num_tokens() > 0;
     if (config_.documents.need_ends() && !ends_documents() && tokens->num_tokens() > 0 && tokens->one_document())
       throw hidden_documents_refusal(spec_, config_.documents, *tokens);
@@ -98,7 +100,7 @@ class SourceCheck {
 // "KEY: what is wrong", where it begins with a key of the data; else with that of the path.
 InputProblem problem_of(const SourceSpec& spec, const std::string& text, bool is_config) {
   const std::string key = text.substr(0, text.find(": "));
-  if (key.starts_with(spec.key + ".") || key.starts_with("data.documents."))
+  if (key.starts_with(spec.key + ".") || key.starts_with("data.documents.") || key.starts_with("data.instructions."))
     return {.key = key, .message = text.substr(key.size() + 2), .is_config = is_config};
   return {.key = path_key(spec), .message = text, .is_config = is_config};
 }
@@ -159,8 +161,8 @@ std::vector<InputProblem> source_problems(const DataConfig& config, const LookLi
   bool has_text = false;
   const auto add = [&](const std::string& key, const auto& source) {
     if (source.path.empty() || is_over()) return;
-    const auto problem =
-        look_at({key, source.path, source.type, source.field, source.separator}, config, is_over, has_text);
+    const auto problem = look_at({key, source.path, source.type, source.field, source.separator, source.records},
+                                 config, is_over, has_text);
     if (problem) problems.push_back(*problem);
   };
   for (std::size_t i = 0; i < config.train.size(); ++i) add(fmt::format("data.train.{}", i), config.train[i]);

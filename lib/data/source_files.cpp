@@ -19,6 +19,7 @@
 #include "base/glob.h"
 #include "base/hash.h"
 #include "base/text.h"
+#include "data/tokens/packed_file.h"
 #include "data/tokens/text_stream.h"
 
 namespace scaletrain {
@@ -347,6 +348,14 @@ void check_keys_are_used(const SourceSpec& spec, const std::vector<FoundFile>& f
   const auto none_is = [&](FileKind kind) {
     return std::none_of(files.begin(), files.end(), [kind](const FoundFile& file) { return file.kind == kind; });
   };
+  if (spec.records != RecordKind::text) {
+    for (const FoundFile& file : files)
+      if (file.kind != FileKind::jsonl)
+        throw UserError(
+            fmt::format("{}: {} is {}, and records: {} are lines of JSONL; name such files alone, or say type: jsonl",
+                        path_key(spec), file.path.string(), file.kind == FileKind::text ? "text" : "a token file",
+                        to_text(spec.records)));
+  }
   if (spec.separator && none_is(FileKind::text)) {
     throw UserError(fmt::format("{}.separator: no file of {} is text, so nothing would use it; remove the key",
                                 spec.key, spec.path));
@@ -358,6 +367,16 @@ void check_keys_are_used(const SourceSpec& spec, const std::vector<FoundFile>& f
     throw UserError(
         fmt::format("{}.field: no file of {} is JSONL, so nothing would use it; remove the key", spec.key, spec.path));
   }
+}
+
+std::unique_ptr<TokenFile> open_source_tokens(const SourceSpec& spec, const FoundFile& file) {
+  auto tokens = open_token_file(file.path, FileCheck::header);
+  if (const auto* packed = dynamic_cast<const PackedFile*>(tokens.get()))
+    throw UserError(
+        fmt::format("{}: {} are packed instructions for a context of {}, which a run makes for itself; name "
+                    "the JSONL that they were made of",
+                    path_key(spec), file.path.string(), packed->context()));
+  return tokens;
 }
 
 UserError text_refusal(const SourceSpec& spec, const FoundFile& file, const std::string& tokenizer) {

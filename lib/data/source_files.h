@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,6 +23,7 @@ struct SourceSpec {
   SourceKind type = SourceKind::automatic;
   std::string field;
   std::optional<std::string> separator;
+  RecordKind records = RecordKind::text;
 };
 
 enum class FileKind { text, jsonl, tokens };
@@ -79,8 +81,11 @@ std::vector<FoundFile> find_files(const SourceSpec& spec, const Reporter& report
 // is named without its endings may not be there. Throws as find_files() does.
 std::vector<std::filesystem::path> list_files(const std::string& path);
 
-// UserError for a separator or a field that no file of the source would use.
+// UserError for a separator or a field that no file of the source would use, and for files that hold no such records.
 void check_keys_are_used(const SourceSpec& spec, const std::vector<FoundFile>& files);
+
+// By its header. UserError for what the cache holds of instructions: it is cut for one context.
+std::unique_ptr<TokenFile> open_source_tokens(const SourceSpec& spec, const FoundFile& file);
 
 // Text, where the tokenizer reads token files only.
 UserError text_refusal(const SourceSpec& spec, const FoundFile& file, const std::string& tokenizer);

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/numbers/checked.h"
+#include "data/instructions/instruction_source.h"
 
 namespace scaletrain {
 namespace {
@@ -55,10 +56,14 @@ class OpenFoundSource final : public FoundSource {
         options_(options),
         files_(find_files(spec_, options.report, find_only(spec_, options.only))) {
     check_keys_are_used(spec_, files_);
+    if (spec_.records != RecordKind::text) {
+      rules_ = instruction_rules(spec_.records, config_, tokenizer_.files(), options_.context);
+      const InstructionEncoder refuses(*rules_, tokenizer_);
+    }
     for (const FoundFile& file : files_) {
       if (file.kind != FileKind::tokens && !tokenizer_.reads_text())
         throw text_refusal(spec_, file, tokenizer_.description());
-      token_files_.push_back(file.kind == FileKind::tokens ? open_token_file(file.path, FileCheck::header) : nullptr);
+      token_files_.push_back(file.kind == FileKind::tokens ? open_source_tokens(spec_, file) : nullptr);
     }
     content_.key = spec_.key;
     content_.path = spec_.path;
@@ -151,8 +156,11 @@ class OpenFoundSource final : public FoundSource {
   }
 
   TextSource text_of(const std::vector<std::size_t>& places) const {
-    TextSource text{
-        .files = {}, .field = spec_.field, .separator = spec_.separator, .on_bad_record = config_.on_bad_record};
+    TextSource text{.files = {},
+                    .field = spec_.field,
+                    .separator = spec_.separator,
+                    .on_bad_record = config_.on_bad_record,
+                    .instructions = rules_};
     for (const std::size_t i : places)
       if (!token_files_[i])
         text.files.push_back({files_[i].path, files_[i].kind == FileKind::jsonl ? TextKind::jsonl : TextKind::text,
@@ -216,6 +224,12 @@ class OpenFoundSource final : public FoundSource {
     if (numbers.size() > 2) numbers.push_back(kJoiningRules);
     identities.push_back(hash_bytes(std::as_bytes(std::span(numbers))));
     if (files.empty()) return opened;
+    if (rules_) {
+      SCALETRAIN_CHECK_EQ(files.size(), std::size_t{1});
+      opened.packed.reset(dynamic_cast<PackedFile*>(files.front().release()));
+      SCALETRAIN_CHECK(opened.packed != nullptr);
+      return opened;
+    }
     opened.tokens = std::make_unique<JoinedTokens>(std::move(files));
     const TokenFile* unknown = opened.tokens->first_without_index();
     if (config_.documents.need_ends() && !tokenizer_.end_of_document() && unknown != nullptr)
@@ -229,6 +243,7 @@ class OpenFoundSource final : public FoundSource {
   const DataOptions& options_;
   std::vector<FoundFile> files_;
   std::vector<std::unique_ptr<TokenFile>> token_files_;  // of each file; nothing: it is text
+  std::optional<InstructionRules> rules_;                // of a source of instructions
   SourceContent content_;
   // Only where this process has read the files itself; then also, of each file:
   std::optional<ContentRecord> record_;

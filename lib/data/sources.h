@@ -12,6 +12,7 @@
 #include "data/dataset.h"
 #include "data/source_files.h"
 #include "data/tokens/joined_tokens.h"
+#include "data/tokens/packed_file.h"
 #include "data/tokens/token_cache.h"
 #include "data/tokens/tokenizer.h"
 
@@ -20,7 +21,8 @@ namespace scaletrain {
 // Tokens laid end to end: of a source all of its files, or those that became part of it together.
 struct OpenedPart {
   std::vector<std::uint64_t> files;      // see SourceContent::holds
-  std::unique_ptr<JoinedTokens> tokens;  // nothing: the files hold no token
+  std::unique_ptr<JoinedTokens> tokens;  // nothing: the files hold no token, or instructions
+  std::unique_ptr<PackedFile> packed{};  // of instructions
 };
 
 struct OpenedSource {

@@ -77,8 +77,7 @@ EvaluationResult evaluate_model(LoadedModel& model, const ValidationSet& set, st
   SCALETRAIN_CHECK_LT(0, all);
   const BatchShape shape{std::min(micro_batch, all), set.context()};
   const DType compute = model.backend().compute_type();
-  const StageMemory memory(
-      model.backend(), make_forward_plan(model.transformer(), shape, compute, model.config().data.documents.attention));
+  const StageMemory memory(model.backend(), make_forward_plan(model.transformer(), shape, compute, set.attention()));
   const BatchBuffer buffer = memory.batch(0);
   HostBatch host(model.backend(), memory.plan());
   const MirroredBuffer loss_sum(model.backend(), sizeof(double));

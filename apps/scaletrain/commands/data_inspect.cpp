@@ -45,9 +45,11 @@ InspectionOptions options_from(const DataArguments& arguments, const Tokenizer* 
 nlohmann::json file_json(const InspectedFile& file) {
   nlohmann::json object = {{"path", file.path.string()}, {"kind", file.kind},   {"bytes", file.bytes},
                            {"documents", nullptr},       {"tokens", nullptr},   {"dtype", nullptr},
-                           {"tokenizer", nullptr},       {"shown", file.shown}, {"problem", nullptr}};
+                           {"tokenizer", nullptr},       {"shown", file.shown}, {"problem", nullptr},
+                           {"learned", nullptr}};
   if (file.documents) object["documents"] = *file.documents;
   if (file.tokens) object["tokens"] = *file.tokens;
+  if (file.learned) object["learned"] = *file.learned;
   if (!file.dtype.empty()) object["dtype"] = file.dtype;
   if (!file.tokenizer.empty()) object["tokenizer"] = file.tokenizer;
   if (file.problem) object["problem"] = *file.problem;
@@ -59,6 +61,7 @@ std::string file_text(const InspectedFile& file) {
   if (file.documents) text += ", " + grouped_count(static_cast<std::uint64_t>(*file.documents), "document");
   if (file.tokens) text += ", " + grouped_count(static_cast<std::uint64_t>(*file.tokens), "token");
   if (!file.dtype.empty()) text += " of " + file.dtype;
+  if (file.learned) text += ", " + grouped_digits(static_cast<std::uint64_t>(*file.learned)) + " of them learned";
   text += file.problem ? "; damaged\n" : "\n";
   if (!file.tokenizer.empty()) text += "  tokenizer: " + file.tokenizer + "\n";
   for (std::size_t i = 0; i < file.shown.size(); ++i) text += fmt::format("  document {}: {}\n", i, file.shown[i]);

@@ -33,6 +33,8 @@ struct EvaluateArguments {
   std::vector<std::string> models;
   ModelArgument model;  // of each, but for its path
   std::vector<std::string> data;
+  std::string records = "text";    // of --data
+  std::string chat_template;       // empty: the tokenizer's own
   std::vector<std::string> tasks;  // NAME=FILE
   std::int64_t batches = 0;
   std::int64_t micro_batch = 8;
@@ -44,8 +46,23 @@ struct NamedSet {
   std::unique_ptr<ValidationSet> set;
 };
 
+RecordKind records_of(const EvaluateArguments& arguments) {
+  if (arguments.records == "messages") return RecordKind::messages;
+  return arguments.records == "prompt_completion" ? RecordKind::prompt_completion : RecordKind::text;
+}
+
+// How --data is read: as the model's config says, but that conversations are measured each by itself.
+DataConfig data_config_of(const EvaluateArguments& arguments, const Config& config) {
+  DataConfig data = config.data;
+  if (records_of(arguments) == RecordKind::text) return data;
+  data.documents.attention = DocumentAttention::within;
+  if (!arguments.chat_template.empty()) data.instructions.chat_template = arguments.chat_template;
+  return data;
+}
+
 std::vector<NamedSet> open_sets(const EvaluateArguments& arguments, LoadedModel& model) {
   const Config& config = model.config();
+  const DataConfig data = data_config_of(arguments, config);
   const DataOptions options{.vocab = model.transformer().spec().vocab,
                             .context = model.transformer().spec().context,
                             .seed = 0,
@@ -58,6 +75,7 @@ std::vector<NamedSet> open_sets(const EvaluateArguments& arguments, LoadedModel&
     ValidationConfig& set = sets.emplace_back();
     set.name = path;
     set.path = std::filesystem::absolute(path).string();
+    set.records = records_of(arguments);
   }
   const bool own = sets.empty();
   if (own) sets = config.data.validation;
@@ -65,7 +83,7 @@ std::vector<NamedSet> open_sets(const EvaluateArguments& arguments, LoadedModel&
     throw UserError("the model's config names no validation set: give --data PATH, or --task NAME=FILE");
   std::vector<NamedSet> opened;
   for (std::size_t i = 0; i < sets.size(); ++i)
-    opened.push_back({sets[i].name, open_validation_set(sets[i], config.data, model.tokenizer(), options,
+    opened.push_back({sets[i].name, open_validation_set(sets[i], data, model.tokenizer(), options,
                                                         own ? fmt::format("data.validation.{}", i) : "--data")});
   return opened;
 }
@@ -115,7 +133,7 @@ SetReport report_on(const EvaluateArguments& arguments, OpenedModel& model, cons
                    .step = model.loaded.step(),
                    .set = named.name,
                    .result = result,
-                   .documents = model.loaded.config().data.documents,
+                   .documents = data_config_of(arguments, model.loaded.config()).documents,
                    .samples = samples,
                    .samples_in_run = {},
                    .difference = {}};
@@ -216,6 +234,18 @@ Command add_evaluate(CLI::App& app) {
                    "Text, JSONL or token files (repeatable); else the config's validation sets")
       ->type_name("PATH")
       ->allow_extra_args(false);
+  command
+      ->add_option("--records", arguments->records,
+                   "What a line of --data holds, if it is no text: conversations and completions are measured each by "
+                   "itself, on its answers as the model's config says")
+      ->check(CLI::IsMember({"text", "messages", "prompt_completion"}))
+      ->capture_default_str()
+      ->needs("--data");
+  command
+      ->add_option("--chat-template", arguments->chat_template,
+                   "How messages are written, where the tokenizer has no template of its own")
+      ->type_name("NAME")
+      ->needs("--records");
   command
       ->add_option("--task", arguments->tasks,
                    "Multiple choice by log-likelihood: a JSONL file of `question`, `choices`, `answer` (repeatable); "

@@ -31,6 +31,11 @@ constexpr Names<SourceKind, 4> kSources = {{{SourceKind::automatic, "auto"},
                                             {SourceKind::text, "text"},
                                             {SourceKind::jsonl, "jsonl"},
                                             {SourceKind::tokens, "tokens"}}};
+constexpr Names<RecordKind, 3> kRecords = {{{RecordKind::text, "text"},
+                                            {RecordKind::messages, "messages"},
+                                            {RecordKind::prompt_completion, "prompt_completion"}}};
+constexpr Names<InstructionLoss, 2> kInstructionLosses = {
+    {{InstructionLoss::answers, "answers"}, {InstructionLoss::all, "all"}}};
 constexpr Names<DataCheck, 2> kDataChecks = {{{DataCheck::changed, "changed"}, {DataCheck::all, "all"}}};
 constexpr Names<BadRecordPolicy, 2> kBadRecordPolicies = {
     {{BadRecordPolicy::fail, "fail"}, {BadRecordPolicy::skip, "skip"}}};
@@ -84,6 +89,8 @@ SCALETRAIN_ENUM_TEXT(InitKind, kInits)
 SCALETRAIN_ENUM_TEXT(TokenizerKind, kTokenizers)
 SCALETRAIN_ENUM_TEXT(DocumentAttention, kAttentions)
 SCALETRAIN_ENUM_TEXT(SourceKind, kSources)
+SCALETRAIN_ENUM_TEXT(RecordKind, kRecords)
+SCALETRAIN_ENUM_TEXT(InstructionLoss, kInstructionLosses)
 SCALETRAIN_ENUM_TEXT(DataCheck, kDataChecks)
 SCALETRAIN_ENUM_TEXT(BadRecordPolicy, kBadRecordPolicies)
 SCALETRAIN_ENUM_TEXT(OptimizerKind, kOptimizers)

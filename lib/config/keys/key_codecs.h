@@ -42,6 +42,10 @@ EnumNames<DocumentAttention> enum_names();
 template <>
 EnumNames<SourceKind> enum_names();
 template <>
+EnumNames<RecordKind> enum_names();
+template <>
+EnumNames<InstructionLoss> enum_names();
+template <>
 EnumNames<DataCheck> enum_names();
 template <>
 EnumNames<BadRecordPolicy> enum_names();

@@ -325,12 +325,21 @@ void add_data(KeyTable<Config>& table) {
   table.push_back(
       top({"data.documents.attention", "",
            "What a token attends to: all of the sample before it (across), or of its document, whose positions then "
-           "begin at 0 (within).",
+           "begin at 0 (within, the default where records are no text).",
            with_notice},
           EnumCodec<DocumentAttention>(), FIELD(data.documents.attention)));
   table.push_back(top({"data.documents.loss_across", "",
                        "Whether a document's first token is predicted from the document before it.", with_notice},
                       BoolCodec(), FIELD(data.documents.loss_across)));
+  table.push_back(
+      top({"data.instructions.loss", "",
+           "Which tokens of messages, prompts and completions are predicted: the answers' or all.", with_notice},
+          EnumCodec<InstructionLoss>(), FIELD(data.instructions.loss)));
+  table.push_back(
+      top({"data.instructions.chat_template", "",
+           "How messages are written: llama3, llama3-first, qwen3 or chatml; null: by the tokenizer's own template.",
+           with_notice},
+          optional(TextCodec()), FIELD(data.instructions.chat_template)));
   table.push_back(list_row({"data.train", "", "The mix: text, JSONL or token files.", with_notice, "required"},
                            "list of sources", source_table(), FIELD(data.train)));
   table.push_back(list_row({"data.validation", "", "Data sets to evaluate on.", freely, "[]"},
@@ -525,6 +534,10 @@ template <class Record>
 void add_source_rows(KeyTable<Record>& table, ResumeRule rule) {
   table.push_back(row<Record>({"type", "", "Kind of the files; auto: by their names and contents.", rule},
                               EnumCodec<SourceKind>(), FIELD(type)));
+  table.push_back(row<Record>(
+      {"records", "", "What a line of JSONL holds: text, messages of a conversation, or a prompt and its completion.",
+       rule},
+      EnumCodec<RecordKind>(), FIELD(records)));
   table.push_back(
       row<Record>({"field", "", "The key that holds the document (jsonl).", rule}, TextCodec(), FIELD(field)));
   table.push_back(

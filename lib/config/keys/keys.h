@@ -56,6 +56,8 @@ std::string_view to_text(InitKind value);
 std::string_view to_text(TokenizerKind value);
 std::string_view to_text(DocumentAttention value);
 std::string_view to_text(SourceKind value);
+std::string_view to_text(RecordKind value);
+std::string_view to_text(InstructionLoss value);
 std::string_view to_text(DataCheck value);
 std::string_view to_text(BadRecordPolicy value);
 std::string_view to_text(OptimizerKind value);

@@ -16,6 +16,7 @@
 #include "data/corpus/corpus_build.h"
 #include "data/corpus/corpus_output.h"
 #include "data/source_files.h"
+#include "data/tokens/packed_file.h"
 #include "data/tokens/text_reader.h"
 #include "data/tokens/token_file.h"
 
@@ -89,6 +90,8 @@ class FileInspector {
     found.tokens = tokens->num_tokens();
     if (!tokens->one_document()) found.documents = tokens->num_documents();
     found.dtype = tokens->dtype();
+    const auto* const packed = dynamic_cast<const PackedFile*>(tokens.get());
+    if (packed != nullptr) found.learned = static_cast<std::int64_t>(packed->counts().learned);
     auto stem = tokens->path();
     stem.replace_extension();
     const std::optional<nlohmann::json> record = build_record(stem);
@@ -107,7 +110,8 @@ class FileInspector {
       read_all(*tokens, vocab);
     }
     for (std::int64_t d = 0; d < std::min(options_.show, tokens->num_documents()); ++d)
-      found.shown.push_back(shown_document(*tokens, d, vocab));
+      found.shown.push_back(packed != nullptr ? shown_instruction(*packed, d, vocab)
+                                              : shown_document(*tokens, d, vocab));
   }
 
   static void compare_with(const nlohmann::json& record, const fs::path& stem, const std::string& where,
@@ -140,6 +144,27 @@ class FileInspector {
     tokens.read(begin, ids, vocab);
     if (options_.tokenizer != nullptr) return quoted(options_.tokenizer->decode(ids), kShownBytes);
     return fmt::format("{}{}", fmt::join(ids, " "), std::ssize(ids) < size ? " ..." : "");
+  }
+
+  // What is learned stands in brackets.
+  std::string shown_instruction(const PackedFile& packed, std::int64_t document, std::int64_t vocab) const {
+    const std::int64_t begin = document == 0 ? 0 : packed.document_end(document - 1);
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(packed.document_end(document) - begin));
+    std::vector<std::uint8_t> learned(ids.size());
+    packed.read(begin, ids, vocab);
+    packed.read_learned(begin, learned);
+    std::string text;
+    for (std::size_t at = 0; at < ids.size();) {
+      const auto end = static_cast<std::size_t>(
+          std::find(learned.begin() + static_cast<std::ptrdiff_t>(at), learned.end(), learned[at] == 0 ? 1 : 0) -
+          learned.begin());
+      const auto part = std::span(ids).subspan(at, end - at);
+      const std::string said = options_.tokenizer != nullptr ? quoted(options_.tokenizer->decode(part), kShownBytes)
+                                                             : fmt::format("{}", fmt::join(part, " "));
+      text += (text.empty() ? "" : " ") + (learned[at] != 0 ? "[" + said + "]" : said);
+      at = end;
+    }
+    return text;
   }
 
   void look_at_text(const FoundFile& file, InspectedFile& found) {

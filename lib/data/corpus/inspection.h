@@ -32,10 +32,11 @@ struct InspectedFile {
   std::uint64_t bytes = 0;
   std::optional<std::int64_t> documents;  // of text: only what verify_data() reads is known
   std::optional<std::int64_t> tokens;
-  std::string dtype;                   // of tokens
-  std::string tokenizer;               // that the tokens were made with; empty: not known
-  std::vector<std::string> shown;      // the first documents
-  std::optional<std::string> problem;  // verify_data(): what is wrong
+  std::optional<std::int64_t> learned;  // of packed instructions: tokens that the loss is on
+  std::string dtype;                    // of tokens
+  std::string tokenizer;                // that the tokens were made with; empty: not known
+  std::vector<std::string> shown;       // the first documents
+  std::optional<std::string> problem;   // verify_data(): what is wrong
 };
 
 struct Inspection {

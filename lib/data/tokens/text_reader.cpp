@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "data/instructions/instruction_record.h"
 #include "data/tokens/json_record.h"
 
 namespace scaletrain {
@@ -191,8 +192,10 @@ std::string fields_text(const nlohmann::json& object) {
   std::vector<std::string> names;
   for (const auto& [name, value] : object.items())
     if (names.size() < most) names.push_back(quoted(name, 40));
-  return fmt::format("; the line has {}{}: name one of them as the source's field", fmt::join(names, ", "),
-                     object.size() > most ? " ..." : "");
+  const std::string hint =
+      instruction_hint(object.contains("messages"), object.contains("prompt") && object.contains("completion"));
+  return fmt::format("; the line has {}{}{}", fmt::join(names, ", "), object.size() > most ? " ..." : "",
+                     hint.empty() ? ": name one of them as the source's field" : hint);
 }
 
 }  // namespace
@@ -210,6 +213,10 @@ void throw_bad_record(const BadRecordError& error) {
   throw BadRecordError(
       error.reason(),
       fmt::format("{}; mend the line, or have such lines left out (on_bad_record: skip)", error.what()));
+}
+
+void throw_changed_file(const std::filesystem::path& file) {
+  throw InputError(file.string() + ": the file changed while it was read; start again when it is complete");
 }
 
 BadRecordError too_long_line(const std::string& where) {

@@ -62,6 +62,8 @@ std::string document_of_line(std::string_view line, const std::string& field, co
 BadRecordError too_long_line(const std::string& where);
 // A bad record that is not to be skipped, with what to do.
 [[noreturn]] void throw_bad_record(const BadRecordError& error);
+// Its bytes are not those that were hashed before.
+[[noreturn]] void throw_changed_file(const std::filesystem::path& file);
 // What a document is told for that JSON lets be in one: NUL.
 void note_odd_document(std::string_view document, const std::string& where, TextNotes& notes);
 

@@ -18,7 +18,9 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "data/instructions/instruction_cache.h"
 #include "data/tokens/cache_format.h"
+#include "data/tokens/packed_file.h"
 #include "data/tokens/text_notes.h"
 #include "data/tokens/text_reader.h"
 #include "data/tokens/token_formats.h"
@@ -57,6 +59,7 @@ std::uint64_t cache_key(const TextSource& source, const Tokenizer& tokenizer,
                                         source.separator ? 1u : 0u,
                                         source.separator ? hash_text(*source.separator) : 0};
   if (skips_records(source)) numbers.push_back(kSkippingRules);
+  if (source.instructions) numbers.push_back(source.instructions->hash());
   for (std::size_t i = 0; i < contents.size(); ++i) {
     // Of a file that is not compressed it is what it always was.
     const auto compression = static_cast<std::uint64_t>(source.files[i].compression);
@@ -118,14 +121,17 @@ LockResult try_lock(const FileDescriptor& file) {
 }
 
 // A file under a temporary name, locked while its builder lives and removed with the builder unless it was renamed.
+template <class Writer>
 class TemporaryCache {
  public:
-  TemporaryCache(const std::filesystem::path& folder, const std::string& stem, std::int64_t vocab) {
+  // arguments: of the writer, behind its path.
+  template <class... Arguments>
+  TemporaryCache(const std::filesystem::path& folder, const std::string& stem, Arguments... arguments) {
     // A cleaner may see the file before it is locked and remove it; then another name is tried.
     constexpr int attempts = 100;
     for (int i = 0; i < attempts; ++i) {
       path_ = folder / ("." + stem + "." + random_id() + std::string(kTemporarySuffix));
-      writer_ = std::make_unique<CacheWriter>(path_, vocab);
+      writer_ = std::make_unique<Writer>(path_, arguments...);
       lock_ = FileDescriptor(::open(path_.c_str(), O_RDWR | O_CLOEXEC));
       if (lock_) {
         const LockResult result = try_lock(lock_);
@@ -142,7 +148,7 @@ class TemporaryCache {
   TemporaryCache(const TemporaryCache&) = delete;
   TemporaryCache& operator=(const TemporaryCache&) = delete;
 
-  CacheWriter& writer() { return *writer_; }
+  Writer& writer() { return *writer_; }
   void rename_to(const std::filesystem::path& path) {
     rename_durably(path_, path);
     path_.clear();
@@ -156,7 +162,7 @@ class TemporaryCache {
   }
 
   std::filesystem::path path_;
-  std::unique_ptr<CacheWriter> writer_;
+  std::unique_ptr<Writer> writer_;
   FileDescriptor lock_;
 };
 
@@ -197,25 +203,44 @@ TextNotes read_notes(const std::filesystem::path& path) {
   return TextNotes::from_json(read_json_file(path), path.string());
 }
 
+// Before the tokens: where they are, all that is to be told of them is there.
+void write_notes(const TextNotes& notes, const TextSource& source, const std::filesystem::path& path) {
+  if (notes.empty() && !skips_records(source)) return;
+  write_file_durably(notes_path(path), notes.to_json().dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+void build_instructions(const TextSource& source, const Tokenizer& tokenizer, const std::vector<FileContent>& contents,
+                        std::uint64_t key, const std::filesystem::path& path) {
+  TemporaryCache<PackedWriter> temporary(path.parent_path(), path.stem().string(), tokenizer.vocab_size(),
+                                         source.instructions->context);
+  PackedCounts told;
+  const TextNotes notes = write_instructions(source, tokenizer, contents, temporary.writer(), told);
+  temporary.writer().finish(told, key, tokenizer.hash());
+  write_notes(notes, source, path);
+  temporary.rename_to(path);
+}
+
 void build(const TextSource& source, const Tokenizer& tokenizer, const std::vector<FileContent>& contents,
            std::uint64_t key, const std::filesystem::path& path) {
-  TemporaryCache temporary(path.parent_path(), path.stem().string(), tokenizer.vocab_size());
+  if (source.instructions) return build_instructions(source, tokenizer, contents, key, path);
+  TemporaryCache<CacheWriter> temporary(path.parent_path(), path.stem().string(), tokenizer.vocab_size());
   TokenSink sink(tokenizer, temporary.writer());
   TextNotes notes;
   for (std::size_t i = 0; i < source.files.size(); ++i) {
     Hasher hasher;
     read_documents(source.files[i], source, sink, hasher, notes);
-    if (hasher.digest() != contents[i].hash) {
-      throw InputError(source.files[i].path.string() +
-                       ": the file changed while it was read; start again when it is complete");
-    }
+    if (hasher.digest() != contents[i].hash) throw_changed_file(source.files[i].path);
   }
   temporary.writer().finish(key, tokenizer.hash());
-  // Before the tokens: where they are, all that is to be told of them is there.
-  if (!notes.empty() || skips_records(source))
-    write_file_durably(notes_path(path),
-                       notes.to_json().dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  write_notes(notes, source, path);
   temporary.rename_to(path);
+}
+
+// By its header.
+std::unique_ptr<TokenFile> open_cache_of(const TextSource& source, const std::filesystem::path& path,
+                                         MappedFile::Keeping keeping) {
+  if (source.instructions) return std::make_unique<PackedFile>(path, keeping);
+  return open_cache_file(path, keeping);
 }
 
 // The cache of one source in one folder.
@@ -238,7 +263,7 @@ class CachePlace {
     try {
       auto file = open_verified(path, MappedFile::Keeping::is_reopened);
       if (file->identity() == (key_ ^ tokenizer_.hash())) {
-        tell_notes(path);
+        tell_all(path, *file);
         return file;
       }
       tell(report_, fmt::format("{}: the cache belongs to other text; it is built again", path.string()));
@@ -257,8 +282,9 @@ class CachePlace {
     tell(report_, fmt::format("tokenising {} ({}) into {}", bytes_text(bytes), counted(source_.files.size(), "file"),
                               path.string()));
     build(source_, tokenizer_, contents_, key_, path);
-    tell_notes(path);
-    return open_verified(path, keeping);
+    auto file = open_verified(path, keeping);
+    tell_all(path, *file);
+    return file;
   }
 
   // A file that stays open outlives its name.
@@ -281,16 +307,19 @@ class CachePlace {
     }
   };
 
-  // InputError: they are missing, or damaged.
-  void tell_notes(const std::filesystem::path& tokens) const {
+  // InputError: notes are missing, or damaged.
+  void tell_all(const std::filesystem::path& tokens, const TokenFile& file) const {
+    const std::string name = name_.empty() ? source_.files.front().path.string() : name_;
+    if (source_.instructions)
+      for (const std::string& line : packed_lines(name, dynamic_cast<const PackedFile&>(file), *source_.instructions))
+        tell(report_, line);
     const std::filesystem::path path = notes_path(tokens);
     if (!skips_records(source_) && !path_exists(path)) return;
-    const std::string name = name_.empty() ? source_.files.front().path.string() : name_;
     for (const std::string& line : read_notes(path).lines(name)) tell(report_, line);
   }
 
   std::unique_ptr<TokenFile> open_verified(const std::filesystem::path& path, MappedFile::Keeping keeping) const {
-    auto file = open_cache_file(path, keeping);
+    auto file = open_cache_of(source_, path, keeping);
     record_.hash_of(ContentKind::cache, {&path, 1}, file->bytes_to_verify(), [&file] {
       file->verify();
       return file->identity();
@@ -349,13 +378,14 @@ std::uint64_t text_identity(const TextSource& source, std::size_t file, const Fi
                             const Tokenizer& tokenizer) {
   const TextFile& alone = source.files[file];
   const bool is_text = alone.kind == TextKind::text;
-  return cache_key({{alone}, source.field, is_text ? source.separator : std::nullopt, source.on_bad_record}, tokenizer,
-                   {content});
+  return cache_key(
+      {{alone}, source.field, is_text ? source.separator : std::nullopt, source.on_bad_record, source.instructions},
+      tokenizer, {content});
 }
 
 std::unique_ptr<TokenFile> open_verified_cache(const std::filesystem::path& path, std::uint64_t identity) {
   try {
-    auto file = open_cache_file(path);
+    auto file = open_token_file(path, FileCheck::header);
     return file->identity() == identity ? std::move(file) : nullptr;
   } catch (const InputError&) {
     return nullptr;

@@ -1,4 +1,4 @@
-// Text and JSONL, tokenised once.
+// Text and JSONL, tokenised once; of instructions (TextSource::instructions) also packed into samples (packed_file.h).
 //
 // The token file of a list of text files lies in the cache folder under a name that is a hash of everything that
 // decides its content: the files' bytes, their kinds, field, separator, and the tokenizer. It is built under a
@@ -24,6 +24,7 @@
 #include <string_view>
 #include <vector>
 
+#include "data/instructions/instruction_encoder.h"
 #include "data/tokens/content_record.h"
 #include "data/tokens/text_stream.h"
 #include "data/tokens/token_file.h"
@@ -44,6 +45,7 @@ struct TextSource {
   std::string field = "text";            // JSONL: the member that is the document
   std::optional<std::string> separator;  // text: a line that ends a document
   BadRecordPolicy on_bad_record = BadRecordPolicy::fail;
+  std::optional<InstructionRules> instructions{};  // all files are JSONL of such records; nothing: of text
 };
 
 inline constexpr std::string_view token_cache_extension = ".tokens";

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/hash.h"
+#include "data/tokens/packed_file.h"
 #include "data/tokens/token_formats.h"
 #include "data/tokens/token_type.h"
 
@@ -168,7 +169,8 @@ bool looks_like_token_file(const std::filesystem::path& path) {
   const auto begins_with = [&](std::span<const char> magic) {
     return size >= magic.size() && std::equal(magic.begin(), magic.end(), head.begin());
   };
-  return begins_with(kCacheMagic) || begins_with(kLlmcMagic16) || begins_with(kLlmcMagic32);
+  return begins_with(kCacheMagic) || begins_with(kPackedMagic) || begins_with(kLlmcMagic16) ||
+         begins_with(kLlmcMagic32);
 }
 
 namespace {
@@ -185,6 +187,7 @@ std::unique_ptr<TokenFile> open_by_header(const std::filesystem::path& path) {
   }
   if (!is_plain_file(path)) throw InputError(path.string() + ": no such file (nor a pair with .bin and .idx)");
   if (starts_with(path, kCacheMagic)) return open_cache_file(path);
+  if (starts_with(path, kPackedMagic)) return std::make_unique<PackedFile>(path);
   if (starts_with(path, kLlmcMagic16) || starts_with(path, kLlmcMagic32)) return open_llmc_file(path);
   throw InputError(
       fmt::format("{}: not a token file: it begins neither as this program's nor as llm.c's files do, and there is no "

@@ -13,6 +13,7 @@ namespace scaletrain {
 
 // First bytes of the formats that are told apart by them.
 inline constexpr std::array<char, 8> kCacheMagic = {'S', 'C', 'T', 'O', 'K', 'E', 'N', 'S'};
+inline constexpr std::array<char, 8> kPackedMagic = {'S', 'C', 'P', 'A', 'C', 'K', 'E', 'D'};
 // The numbers 20240520 and 20240801 as little-endian int32.
 inline constexpr std::array<char, 4> kLlmcMagic16 = {'\x88', '\xD8', '\x34', '\x01'};
 inline constexpr std::array<char, 4> kLlmcMagic32 = {'\xA1', '\xD9', '\x34', '\x01'};

@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "config/config.h"
+#include "data/tokens/bpe/added_tokens.h"
 
 namespace scaletrain {
 
@@ -45,6 +46,13 @@ class Tokenizer {
   virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
   // What follows a safe_cut() of a text: without what encode() takes a text's beginning for.
   virtual std::vector<std::int32_t> encode_rest(std::string_view text) const { return encode(text); }
+  // Special tokens that encode() finds in a text; none where it takes all text for text.
+  virtual std::vector<AddedToken> special_tokens() const { return {}; }
+  // encode() of a text in which nothing is a special token, whatever it looks like: what people wrote, put between a
+  // template's tokens. Other added tokens are found.
+  virtual std::vector<std::int32_t> encode_plain(std::string_view text) const { return encode(text); }
+  // The text that the tokens of encode_plain() spell.
+  virtual std::string normalized(std::string_view text) const { return std::string(text); }
   // Special tokens decode to nothing. An id outside the vocabulary is an InputError.
   virtual std::string decode(std::span<const std::int32_t> tokens) const = 0;
 

@@ -83,7 +83,8 @@ TEST_CASE("resume rules are those of the design") {
     CHECK_MESSAGE(key(path).resume == never, path);
   for (const char* path : {"train.steps", "train.tokens", "train.optimizer.learning_rate", "train.lr_schedule.warmup",
                            "train.clip_norm", "data.train", "data.train[].weight", "train.spike", "train.spike.action",
-                           "precision.compute", "precision.loss_scale", "precision.reduce", "run.device"})
+                           "precision.compute", "precision.loss_scale", "precision.reduce", "run.device",
+                           "data.instructions.loss", "data.instructions.chat_template", "data.train[].records"})
     CHECK_MESSAGE(key(path).resume == with_notice, path);
   for (const char* path : {"run.name", "run.directory", "model.init.from", "data.tokenizer.path", "train.micro_batch",
                            "parallel.tensor", "parallel.zero", "evaluate.every", "early_stop", "checkpoint.every",

@@ -68,6 +68,8 @@ Config random_config(std::uint64_t seed) {
   c.model.tie_embeddings = dice.coin();
   c.model.init = {InitKind::he, dice.share(), dice.coin(), dice.maybe_text()};
   c.data.documents.loss_across = dice.coin();
+  if (dice.coin()) c.data.documents.attention = DocumentAttention::within;
+  if (dice.coin()) c.data.instructions = {InstructionLoss::all, dice.maybe_text()};
   for (std::int64_t i = dice.whole(0, 3); i > 0; --i) c.finetune.freeze.push_back(dice.pattern());
   for (std::int64_t i = dice.whole(0, 3); i > 0; --i)
     c.finetune.learning_rates.emplace_back(std::to_string(i) + dice.pattern(), dice.share());
@@ -80,12 +82,16 @@ Config random_config(std::uint64_t seed) {
     source.weight = dice.share();
     if (dice.coin()) source.epochs = 10 * dice.share();
     if (dice.coin()) source.separator = dice.coin() ? "" : dice.text();
-    source.field = dice.text();
+    if (dice.coin()) {
+      source.field = dice.text();
+    } else {
+      source.records = dice.coin() ? RecordKind::messages : RecordKind::prompt_completion;
+    }
     c.data.train.push_back(source);
   }
   for (std::int64_t i = dice.whole(0, 2); i > 0; --i)
     c.data.validation.push_back({std::string(1, static_cast<char>('a' + i)) + dice.text(), dice.text(),
-                                 SourceKind::automatic, dice.text(), std::nullopt});
+                                 SourceKind::automatic, RecordKind::text, dice.text(), std::nullopt});
   c.train.micro_batch = dice.whole(1, 9);
   c.train.global_batch = c.train.micro_batch * dice.whole(1, 9);
   if (dice.coin()) {

@@ -146,6 +146,16 @@ TEST_CASE("what has no effect beside the other keys is noticed") {
     std::string notice;  // empty: none
   };
   const std::vector<Case> cases = {
+      {{"data.train.0.records=messages"}, ""},
+      {{"data.train.0.records=messages", "data.documents.attention=across"},
+       "data.documents.attention: across lets each conversation read those that were packed before it into the same "
+       "sample; within, the default of such data, keeps them apart"},
+      {{"data.instructions.loss=all"},
+       "data.instructions.loss has no effect, because no source names records: messages or prompt_completion"},
+      {{"data.instructions.loss=all", "data.train.0.records=prompt_completion"}, ""},
+      {{"data.instructions.chat_template=qwen3"},
+       "data.instructions.chat_template has no effect, because no source names records: messages or "
+       "prompt_completion"},
       {{"parallel.sequence=true"}, "parallel.sequence: true has no effect, because parallel.tensor is 1"},
       {{"parallel.sequence=true", "parallel.tensor=2"}, ""},
       {{"parallel.schedule=gpipe"},
@@ -332,8 +342,26 @@ TEST_CASE("sources fit their kind and the tokenizer") {
   CHECK(contains(override_errors({"data.train.0={type: jsonl, separator: x}"}), "separator: only for text"));
   CHECK(override_errors({"data.train.0={separator: x, field: body}"}) == "accepted");
   CHECK(override_errors({"data.train.0.separator=\"\""}) == "accepted");
+  CHECK(contains(override_errors({"data.train.0={records: messages, type: text}"}),
+                 "data.train.0.records: messages are lines of jsonl; this source is text"));
+  CHECK(contains(override_errors({"data.train.0={records: messages, field: body}"}),
+                 "data.train.0.field: only for records of text; those of this source are messages"));
+  CHECK(contains(override_errors({"data.train.0.records=chat"}), "expected one of text, messages, prompt_completion"));
+  CHECK(contains(errors_of(ids, {"data.train.0={path: a, records: messages}"}),
+                 "data.train.0.records: messages needs a tokenizer that reads text"));
+  CHECK(override_errors({"data.train.0={records: prompt_completion, type: jsonl}"}) == "accepted");
   CHECK(contains(override_errors({"data.train.0.weight=0"}), "out of range; expected more than 0"));
   CHECK(contains(override_errors({"data.train=[]"}), "data.train: is empty; name at least one source"));
+}
+
+TEST_CASE("instructions do not see each other unless that is asked for") {
+  const auto attention = [](const std::vector<std::string>& settings) {
+    return load_text(kLeast, settings).config.data.documents.attention;
+  };
+  CHECK(attention({}) == DocumentAttention::across);
+  CHECK(attention({"data.train.0.records=messages"}) == DocumentAttention::within);
+  CHECK(attention({"data.validation=[{name: v, path: a, records: prompt_completion}]"}) == DocumentAttention::within);
+  CHECK(attention({"data.train.0.records=messages", "data.documents.attention=across"}) == DocumentAttention::across);
 }
 
 TEST_CASE("keys that nothing would read are refused, their defaults are not") {

@@ -25,10 +25,13 @@ std::string place_of(const BpeSpec& spec) {
   return spec.files.empty() ? "the tokenizer" : spec.files.front().string();
 }
 
-std::vector<AddedToken> those_of(const std::vector<AddedToken>& tokens, bool is_normalized, bool is_nfc) {
+enum class Wanted { all, plain };
+
+std::vector<AddedToken> those_of(const BpeSpec& spec, bool is_normalized, Wanted wanted) {
+  const bool is_nfc = spec.is_nfc;
   std::vector<AddedToken> out;
-  for (const AddedToken& token : tokens) {
-    if (token.is_normalized != is_normalized) continue;
+  for (const AddedToken& token : spec.added) {
+    if (token.is_normalized != is_normalized || (wanted == Wanted::plain && token.is_special)) continue;
     out.push_back(token);
     if (!is_normalized || !is_nfc) continue;
     if (auto content = normalize_nfc(token.content)) out.back().content = *std::move(content);
@@ -46,6 +49,7 @@ struct BpeTokenizer::Run {
     bool is_match;
   };
 
+  const Finders* finders = nullptr;
   BpeMerges::Workspace workspace;
   const char* readable_end = nullptr;  // of the text that pieces now are cut from
   std::vector<std::int32_t> tokens;
@@ -56,8 +60,10 @@ struct BpeTokenizer::Run {
 BpeTokenizer::BpeTokenizer(BpeSpec spec, std::optional<std::int64_t> end_of_document)
     : spec_(std::move(spec)),
       merges_(spec_.model),
-      added_(those_of(spec_.added, false, spec_.is_nfc)),
-      added_normalized_(those_of(spec_.added, true, spec_.is_nfc)),
+      added_{AddedTokenFinder(those_of(spec_, false, Wanted::all)),
+             AddedTokenFinder(those_of(spec_, true, Wanted::all))},
+      added_plain_{AddedTokenFinder(those_of(spec_, false, Wanted::plain)),
+                   AddedTokenFinder(those_of(spec_, true, Wanted::plain))},
       prefix_step_(spec_.steps.size()) {
   if (spec_.uses_gpt2_pattern) spec_.steps.push_back({SplitPattern(kGpt2Pattern)});
   set_texts();
@@ -121,7 +127,29 @@ void BpeTokenizer::give_back(std::unique_ptr<Run> run) const {
 }
 
 std::vector<std::int32_t> BpeTokenizer::encode(std::string_view text) const {
+  return encode_with(added_, text);
+}
+
+std::vector<std::int32_t> BpeTokenizer::encode_plain(std::string_view text) const {
+  return encode_with(added_plain_, text);
+}
+
+std::vector<AddedToken> BpeTokenizer::special_tokens() const {
+  std::vector<AddedToken> tokens;
+  for (const AddedToken& token : spec_.added)
+    if (token.is_special) tokens.push_back(token);
+  return tokens;
+}
+
+std::string BpeTokenizer::normalized(std::string_view text) const {
+  std::string valid = is_valid_utf8(text) ? std::string(text) : replace_malformed_utf8(text);
+  if (!spec_.is_nfc) return valid;
+  return normalize_nfc(valid).value_or(valid);
+}
+
+std::vector<std::int32_t> BpeTokenizer::encode_with(const Finders& finders, std::string_view text) const {
   std::unique_ptr<Run> run = borrow();
+  run->finders = &finders;
   run->tokens.reserve(text.size() / 4 + 8);  // English has about 4.5 bytes a token
   if (is_valid_utf8(text)) {
     encode_parts(text, *run);
@@ -136,7 +164,7 @@ std::vector<std::int32_t> BpeTokenizer::encode(std::string_view text) const {
 
 void BpeTokenizer::encode_parts(std::string_view text, Run& run) const {
   run.parts.clear();
-  added_.split(text, run.parts);
+  run.finders->exact.split(text, run.parts);
   for (const AddedTokenFinder::Part& part : run.parts) {
     if (part.token) {
       run.tokens.push_back(*part.token);
@@ -155,13 +183,13 @@ void BpeTokenizer::encode_parts(std::string_view text, Run& run) const {
 }
 
 void BpeTokenizer::encode_normalized(std::string_view text, Run& run) const {
-  if (added_normalized_.empty()) {
+  if (run.finders->normalized.empty()) {
     deliver(0, text, run);
     return;
   }
   const char* const readable_end = run.readable_end;
   run.normalized_parts.clear();
-  added_normalized_.split(text, run.normalized_parts);
+  run.finders->normalized.split(text, run.normalized_parts);
   for (const AddedTokenFinder::Part& part : run.normalized_parts) {
     run.readable_end = readable_end;
     if (part.token) {
@@ -272,7 +300,7 @@ bool BpeTokenizer::is_safe(char32_t x, char32_t y) const {
   const CodePoints& points = CodePoints::get();
   // Before a y that composes with what follows, which is not known here, stands another character in the end.
   if (spec_.is_nfc && !(points.is_stable(x) && points.is_stable(y) && !points.may_compose(y))) return false;
-  if (added_.may_straddle(x, y) || added_normalized_.may_straddle(x, y)) return false;
+  if (added_.exact.may_straddle(x, y) || added_.normalized.may_straddle(x, y)) return false;
   bool is_cut = false;
   for (std::size_t step = 0; step < spec_.steps.size(); ++step) {
     const SplitStep& rules = spec_.steps[step];

@@ -37,6 +37,9 @@ class BpeTokenizer final : public Tokenizer {
   std::span<const std::int32_t> before_document() const override { return spec_.before_text; }
   bool reads_text() const override { return true; }
   std::vector<std::int32_t> encode(std::string_view text) const override;
+  std::vector<AddedToken> special_tokens() const override;
+  std::vector<std::int32_t> encode_plain(std::string_view text) const override;
+  std::string normalized(std::string_view text) const override;
   std::string decode(std::span<const std::int32_t> tokens) const override;
   std::size_t safe_cut(std::string_view text) const override;
   std::string description() const override;
@@ -44,11 +47,17 @@ class BpeTokenizer final : public Tokenizer {
 
  private:
   struct Run;
+  // Of the text as it is, and of the normalised text.
+  struct Finders {
+    AddedTokenFinder exact;
+    AddedTokenFinder normalized;
+  };
 
   void set_texts();
   void choose_end(std::optional<std::int64_t> given);
   std::unique_ptr<Run> borrow() const;
   void give_back(std::unique_ptr<Run> run) const;
+  std::vector<std::int32_t> encode_with(const Finders& finders, std::string_view text) const;
   void encode_parts(std::string_view text, Run& run) const;
   void encode_normalized(std::string_view text, Run& run) const;
   void split(std::size_t step, std::string_view text, Run& run) const;
@@ -58,8 +67,8 @@ class BpeTokenizer final : public Tokenizer {
 
   BpeSpec spec_;  // without its model's tokens and merges
   BpeMerges merges_;
-  AddedTokenFinder added_;
-  AddedTokenFinder added_normalized_;
+  Finders added_;
+  Finders added_plain_;             // those that are not special
   std::size_t prefix_step_;         // the step before which ByteLevel puts its space
   std::vector<std::string> texts_;  // of each id; empty: special, or none
   std::int32_t end_of_document_ = 0;

@@ -24,16 +24,23 @@ std::string_view without_last_newlines(std::string_view text) {
 // Puts pieces together; empty ones are left out.
 class Pieces {
  public:
+  // Of the template.
   void add(std::string_view text, Kind kind, std::size_t message) {
-    if (!text.empty()) pieces_.push_back({std::string(text), kind, static_cast<std::ptrdiff_t>(message)});
+    add_piece(text, kind, static_cast<std::ptrdiff_t>(message), false);
   }
-  void add_markup(std::string_view text) {
-    if (!text.empty()) pieces_.push_back({std::string(text), Kind::markup, -1});
+  // A message's content.
+  void quote(std::string_view text, Kind kind, std::size_t message) {
+    add_piece(text, kind, static_cast<std::ptrdiff_t>(message), true);
   }
-  void invite(std::string_view text) { pieces_.push_back({std::string(text), Kind::invitation, -1}); }
+  void add_markup(std::string_view text) { add_piece(text, Kind::markup, -1, false); }
+  void invite(std::string_view text) { add_piece(text, Kind::invitation, -1, false); }
   std::vector<ChatPiece> take() { return std::move(pieces_); }
 
  private:
+  void add_piece(std::string_view text, Kind kind, std::ptrdiff_t message, bool is_quoted) {
+    if (!text.empty()) pieces_.push_back({std::string(text), kind, message, is_quoted});
+  }
+
   std::vector<ChatPiece> pieces_;
 };
 
@@ -45,7 +52,7 @@ std::vector<ChatPiece> render_llama3(const ChatRequest& request) {
     const bool is_answer = message.role == "assistant";
     if (i == 0) pieces.add_markup(request.bos);
     pieces.add("<|start_header_id|>" + message.role + "<|end_header_id|>\n\n", Kind::markup, i);
-    pieces.add(python_strip(message.content), is_answer ? Kind::answer : Kind::content, i);
+    pieces.quote(python_strip(message.content), is_answer ? Kind::answer : Kind::content, i);
     pieces.add("<|eot_id|>", is_answer ? Kind::answer : Kind::markup, i);
   }
   if (request.invites) pieces.invite("<|start_header_id|>assistant<|end_header_id|>\n\n");
@@ -62,7 +69,7 @@ std::vector<ChatPiece> render_llama3_first(const ChatRequest& request) {
 void add_chatml(Pieces& pieces, std::string_view role, std::string_view content, std::size_t index) {
   const bool is_answer = role == "assistant";
   pieces.add("<|im_start|>" + std::string(role) + "\n", Kind::markup, index);
-  pieces.add(content, is_answer ? Kind::answer : Kind::content, index);
+  pieces.quote(content, is_answer ? Kind::answer : Kind::content, index);
   pieces.add("<|im_end|>", is_answer ? Kind::answer : Kind::markup, index);
   pieces.add("\n", Kind::markup, index);
 }

@@ -31,6 +31,7 @@ struct ChatPiece {
   std::string text;
   Kind kind = Kind::markup;
   std::ptrdiff_t message = -1;  // which one it belongs to; -1: none
+  bool is_quoted = false;       // it is what somebody wrote as a message's content, and not of the template
 };
 std::string chat_text(std::span<const ChatPiece> pieces);
 

@@ -1,0 +1,34 @@
+// A line of JSONL as the conversation, or the prompt and completion, that it holds.
+//
+//   records: messages           {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", ...}, ...]}
+//                               {"prompt": [{"role": ...}, ...], "completion": [{"role": "assistant", ...}]}
+//   records: prompt_completion  {"prompt": "...", "completion": "..."}
+//
+// The shapes are those of Hugging Face's TRL. Other keys of a line are left alone, but for those that would make the
+// text another one (tools, a message's tool_calls, ...): such a record is a bad one, and never read without them.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/config.h"
+#include "data/tokens/chat/chat_template.h"
+
+namespace scaletrain {
+
+struct InstructionRecord {
+  std::vector<ChatMessage> messages;  // of records: messages; at least one
+  std::size_t first_answer = 0;       // answers before this message are read, not learned
+  std::string prompt;                 // of records: prompt_completion
+  std::string completion;
+};
+
+// BadRecordError, whose message begins with `where`: it holds no such record. Roles are the chat template's to judge.
+InstructionRecord parse_instruction(std::string_view line, RecordKind records, const std::string& where);
+
+// For a line without the field that `records: text` names: what to set, if it is one of these; else empty.
+std::string instruction_hint(bool has_messages, bool has_prompt_and_completion);
+
+}  // namespace scaletrain
