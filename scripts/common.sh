@@ -58,6 +58,33 @@ fetch_cudnn_frontend() {
   rm -rf "$wheels"
 }
 
+# What the module for Parquet is built with: headers and libraries of Apache Arrow, of which Debian has no package: a wheel of one
+# version. Without them, or where they cannot be had, Parquet is refused.
+fetch_arrow() {
+  local folder=$root/build/arrow wheels
+  [ ! -e "$folder/lib/libparquet.so.2600" ] || return 0
+  [ "$(uname -m)" = x86_64 ] || return 0
+  say "fetching Apache Arrow's libraries"
+  if ! python3 -m pip --version >/dev/null 2>&1 && ! (install python3-pip); then
+    echo "there is no pip to fetch them: Parquet will be refused" >&2
+    return 0
+  fi
+  wheels=$(mktemp -d)
+  echo 'pyarrow==26.0.1 --hash=sha256:39cb0f2418282c24bea6ceda77b03e5a8f0a5766b63a8bf194d4e2a2c423548c' >"$wheels/wanted"
+  if python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.11 --implementation cp \
+    --abi cp311 --platform manylinux_2_28_x86_64 --require-hashes --dest "$wheels" --requirement "$wheels/wanted"; then
+    python3 -m zipfile -e "$wheels"/*.whl "$wheels/all"
+    rm -rf "$folder"
+    mkdir -p "$folder/lib"
+    mv "$wheels/all/pyarrow/include" "$folder/include"
+    # Last: it says that all is there.
+    mv "$wheels/all/pyarrow/libarrow.so.2600" "$wheels/all/pyarrow/libparquet.so.2600" "$folder/lib"
+  else
+    echo "they cannot be had: Parquet will be refused" >&2
+  fi
+  rm -rf "$wheels"
+}
+
 build_packages=(g++ cmake ninja-build pkg-config git ca-certificates libyaml-cpp-dev libcli11-dev nlohmann-json3-dev libspdlog-dev
   libfmt-dev libxxhash-dev libdnnl-dev ocl-icd-opencl-dev libgloo-dev libsodium-dev zlib1g-dev
   libzstd-dev libsentencepiece-dev)

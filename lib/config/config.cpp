@@ -1,5 +1,7 @@
 #include "config/config.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 
 #include "base/error.h"
@@ -20,6 +22,26 @@ bool reads_instructions(const DataConfig& data) {
          std::any_of(data.validation.begin(), data.validation.end(), is_instructions);
 }
 
+void add_held_out_sets(DataConfig& data) {
+  for (std::size_t i = 0; i < data.train.size(); ++i) {
+    const SourceConfig& source = data.train[i];
+    if (!source.split) continue;
+    ValidationConfig& set = data.validation.emplace_back();
+    set.name = source.split->name;
+    set.path = source.path;
+    set.type = source.type;
+    set.records = source.records;
+    set.field = source.field;
+    set.separator = source.separator;
+    set.held_out_of = i;
+  }
+}
+
+std::string validation_key(const DataConfig& data, std::size_t set) {
+  const std::optional<std::size_t>& source = data.validation.at(set).held_out_of;
+  return source ? fmt::format("data.train.{}.split", *source) : fmt::format("data.validation.{}", set);
+}
+
 Precision default_precision(DeviceKind device) {
   return device == DeviceKind::cuda ? Precision::bf16 : Precision::fp32;
 }
@@ -28,8 +50,13 @@ Precision Config::compute_precision() const {
   return precision.compute.value_or(default_precision(run.device));
 }
 
-std::int64_t TrainConfig::num_steps(std::int64_t context) const {
-  if (steps) return *steps;
+const char* TrainConfig::length_key() const {
+  return steps ? "train.steps" : epochs ? "train.epochs" : "train.tokens";
+}
+
+std::optional<std::int64_t> TrainConfig::num_steps(std::int64_t context) const {
+  if (steps) return steps;
+  if (epochs) return std::nullopt;
   SCALETRAIN_CHECK(tokens.has_value());
   const std::int64_t tokens_per_step = global_batch * context;  // validation has ruled out an overflow
   SCALETRAIN_CHECK_LT(0, tokens_per_step);

@@ -22,7 +22,7 @@ enum class RopeScalingKind { none, linear, llama3 };
 enum class InitKind { normal, xavier, he };
 enum class TokenizerKind { bytes, ids, bpe, sentencepiece };
 enum class DocumentAttention { across, within };
-enum class SourceKind { automatic, text, jsonl, tokens };
+enum class SourceKind { automatic, text, jsonl, parquet, tokens };
 // What a record (a document of text, a line of JSONL) holds: text; `messages` of a conversation; `prompt` and
 // `completion`. All but text are instructions.
 enum class RecordKind { text, messages, prompt_completion };
@@ -116,6 +116,12 @@ struct DocumentsConfig {
   bool need_ends() const { return attention == DocumentAttention::within || !loss_across; }
 };
 
+// Documents of a source that are not trained on but evaluated on: a share of all, by a hash of each.
+struct HoldOutConfig {
+  double validation = 0.0;  // above 0, below 1
+  std::string name;         // of the validation set
+};
+
 struct SourceConfig {
   std::string path;  // a file or a folder of files; resolved against the config file's folder
   double weight = 1.0;
@@ -124,6 +130,7 @@ struct SourceConfig {
   RecordKind records = RecordKind::text;
   std::string field = "text";            // JSONL of text: the key that holds the document
   std::optional<std::string> separator;  // text: a line that ends a document
+  std::optional<HoldOutConfig> split;
 };
 
 struct ValidationConfig {
@@ -133,6 +140,8 @@ struct ValidationConfig {
   RecordKind records = RecordKind::text;
   std::string field = "text";
   std::optional<std::string> separator;
+  // Of what train[held_out_of].split holds out: add_held_out_sets() has made it. It has no key of its own.
+  std::optional<std::size_t> held_out_of{};
 };
 
 // How records of instructions become tokens.
@@ -154,6 +163,10 @@ struct DataConfig {
 
 // Whether a source or a validation set is of records that are no text.
 bool reads_instructions(const DataConfig& data);
+// Puts a set behind the others for each source of `data` that holds documents out. Once.
+void add_held_out_sets(DataConfig& data);
+// What names a set in messages: "data.validation.0", or "data.train.2.split".
+std::string validation_key(const DataConfig& data, std::size_t set);
 
 struct OptimizerConfig {
   OptimizerKind type = OptimizerKind::adamw;
@@ -187,8 +200,9 @@ struct SpikeConfig {
 };
 
 struct TrainConfig {
-  std::optional<std::int64_t> steps;  // exactly one of steps, tokens
+  std::optional<std::int64_t> steps;  // exactly one of steps, tokens, epochs
   std::optional<std::int64_t> tokens;
+  std::optional<double> epochs;    // times all samples of data.train together; any part of an epoch
   std::int64_t global_batch = 32;  // samples per optimizer step
   std::int64_t micro_batch = 4;    // samples of a replica that go through its stages at once
   OptimizerConfig optimizer;
@@ -200,8 +214,15 @@ struct TrainConfig {
   std::optional<SpikeConfig> spike;
 
   // Optimizer steps of a run that has this batch from its beginning: steps, or tokens / (global_batch * context)
-  // rounded up. Of one that changed its batch, or whose samples are padded, train/run_length.h knows.
-  std::int64_t num_steps(std::int64_t context) const;
+  // rounded up; nothing for epochs, which the data decides. Of one that changed its batch, or whose samples are padded,
+  // train/run_length.h knows.
+  std::optional<std::int64_t> num_steps(std::int64_t context) const;
+  // Exactly one of the lengths is given, as validation sees to in a user's config.
+  bool has_one_length() const {
+    return int{steps.has_value()} + int{tokens.has_value()} + int{epochs.has_value()} == 1;
+  }
+  // "train.steps", "train.tokens" or "train.epochs": the key that gives the run its length.
+  const char* length_key() const;
 };
 
 // Low-rank adapters (Hu et al. 2021; nn/lora.h).

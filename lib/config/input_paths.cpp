@@ -77,7 +77,8 @@ std::vector<InputProblem> missing_paths(const Config& config, const fs::path& fo
   for (std::size_t i = 0; i < config.data.train.size(); ++i)
     look(fmt::format("data.train.{}.path", i), config.data.train[i].path);
   for (std::size_t i = 0; i < config.data.validation.size(); ++i)
-    look(fmt::format("data.validation.{}.path", i), config.data.validation[i].path);
+    if (!config.data.validation[i].held_out_of)
+      look(fmt::format("data.validation.{}.path", i), config.data.validation[i].path);
   for (std::size_t i = 0; i < config.evaluate.tasks.size(); ++i)
     look(fmt::format("evaluate.tasks.{}.path", i), config.evaluate.tasks[i].path);
   const TokenizerConfig& tokenizer = config.data.tokenizer;

@@ -41,6 +41,7 @@ ReadResult read_tree(const YamlNode& root, Origin origin, const LoadOptions& opt
   ReadResult out;
   apply_preset(root, out.config);
   read_config(root, out.config, context);
+  add_held_out_sets(out.config.data);
   take_folder_model(options.look_at_model, folder, out.config, context, out.notices);
   if (out.config.run.device == DeviceKind::automatic && options.choose_device && !is_broken(context, "run.device"))
     out.config.run.device = options.choose_device(out.config, out.notices);

@@ -95,8 +95,8 @@ class Notices {
   void add_warmup() {
     const TrainConfig& train = config_.train;
     const auto& warmup = train.lr_schedule.warmup;
-    if (!warmup || train.steps.has_value() == train.tokens.has_value()) return;
-    const std::int64_t steps = train.num_steps(config_.model.context);
+    if (!warmup || !train.has_one_length() || train.epochs) return;
+    const std::int64_t steps = *train.num_steps(config_.model.context);
     if (*warmup > steps && train.tokens) {
       notices_.push_back(
           fmt::format("train.lr_schedule.warmup: a run that begins would be refused, because its train.tokens: {} are "
@@ -112,12 +112,12 @@ class Notices {
 
   void add_spike() {
     const TrainConfig& train = config_.train;
-    if (!train.spike || train.steps.has_value() == train.tokens.has_value()) return;
-    const std::int64_t steps = train.num_steps(config_.model.context);
-    if (train.spike->window >= steps)
+    if (!train.spike || !train.has_one_length()) return;
+    const std::optional<std::int64_t> steps = train.num_steps(config_.model.context);
+    if (steps && train.spike->window >= *steps)
       notices_.push_back(
           fmt::format("train.spike: a window of {} steps must be full before a loss is judged, and the run has {}",
-                      train.spike->window, steps));
+                      train.spike->window, *steps));
     add_rollback_reach();
   }
 

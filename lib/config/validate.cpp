@@ -277,7 +277,7 @@ class Rules {
                        from_preset("model.vocab"), kBytesVocab));
   }
 
-  // An override of one of the two lengths beats the file's other one.
+  // An override of one of the lengths beats the file's other ones.
   template <class Length>
   void drop_overruled_length(const std::string& path, Length& length, const std::string& by) {
     if (!length || !is_given(path) || place_of(context_, path).source > 0 || place_of(context_, by).source == 0) return;
@@ -285,19 +285,35 @@ class Rules {
     length.reset();
   }
 
+  void drop_overruled_lengths(TrainConfig& train) {
+    const bool has_steps = train.steps.has_value();
+    const bool has_tokens = train.tokens.has_value();
+    const bool has_epochs = train.epochs.has_value();
+    if (has_steps) drop_overruled_length("train.tokens", train.tokens, "train.steps");
+    if (has_epochs) drop_overruled_length("train.tokens", train.tokens, "train.epochs");
+    if (has_tokens) drop_overruled_length("train.steps", train.steps, "train.tokens");
+    if (has_epochs) drop_overruled_length("train.steps", train.steps, "train.epochs");
+    if (has_steps) drop_overruled_length("train.epochs", train.epochs, "train.steps");
+    if (has_tokens) drop_overruled_length("train.epochs", train.epochs, "train.tokens");
+  }
+
   void check_lengths() {
     TrainConfig& train = config_.train;
-    if (!are_fine({"train.steps", "train.tokens"})) return;
-    if (train.steps && train.tokens) {
-      drop_overruled_length("train.tokens", train.tokens, "train.steps");
-      drop_overruled_length("train.steps", train.steps, "train.tokens");
-    }
+    if (!are_fine({"train.steps", "train.tokens", "train.epochs"})) return;
+    drop_overruled_lengths(train);
     if (train.steps && train.tokens) {
       refuse({"train.tokens", "train.steps"}, "steps and tokens are both set; keep one (the other may be null)");
       return;
     }
-    if (!train.steps && !train.tokens) {
-      if (origin_ == Origin::user) refuse({"train.steps"}, "is missing; set steps, or tokens such as 10B");
+    if (train.epochs && (train.steps || train.tokens)) {
+      const std::string other = train.steps ? "steps" : "tokens";
+      refuse({"train.epochs", "train." + other},
+             fmt::format("{} and epochs are both set; keep one (the other may be null)", other));
+      return;
+    }
+    if (!train.steps && !train.tokens && !train.epochs) {
+      if (origin_ == Origin::user)
+        refuse({"train.steps"}, "is missing; set steps, tokens such as 10B, or epochs such as 1.5");
       return;
     }
     if (!are_fine({"train.global_batch", "model.context", "model.preset"})) return;
@@ -350,7 +366,7 @@ class Rules {
   void check_source(const std::string& path, const Source& source) {
     if (!are_fine({path + ".type"})) return;
     const bool is_ids = config_.data.tokenizer.type == TokenizerKind::ids && are_fine({"data.tokenizer.type"});
-    if (is_ids && (source.type == SourceKind::text || source.type == SourceKind::jsonl)) {
+    if (is_ids && source.type != SourceKind::automatic && source.type != SourceKind::tokens) {
       refuse(
           {path + ".type", "data.tokenizer.type"},
           fmt::format("{} needs a tokenizer that reads text; tokenizer ids takes token files", to_text(source.type)));
@@ -359,8 +375,9 @@ class Rules {
     const bool says_field = origin_ == Origin::user ? is_given(path + ".field") : source.field != Source().field;
     if (says_field && (source.type == SourceKind::text || source.type == SourceKind::tokens) &&
         source.field != Source().field)
-      refuse({path + ".field", path + ".type"}, fmt::format("only for jsonl; this source is {}", to_text(source.type)));
-    if (source.separator && (source.type == SourceKind::jsonl || source.type == SourceKind::tokens))
+      refuse({path + ".field", path + ".type"},
+             fmt::format("only for jsonl and parquet; this source is {}", to_text(source.type)));
+    if (source.separator && source.type != SourceKind::automatic && source.type != SourceKind::text)
       refuse({path + ".separator", path + ".type"},
              fmt::format("only for text; this source is {}", to_text(source.type)));
     if (source.records == RecordKind::text || !are_fine({path + ".records"})) return;
@@ -383,13 +400,18 @@ class Rules {
                                          is_given("data.train") ? "empty" : "missing"));
     for (std::size_t i = 0; i < data.train.size(); ++i) check_source(fmt::format("data.train.{}", i), data.train[i]);
     for (std::size_t i = 0; i < data.validation.size(); ++i)
-      check_source(fmt::format("data.validation.{}", i), data.validation[i]);
+      if (!data.validation[i].held_out_of) check_source(validation_key(data, i), data.validation[i]);
+    for (std::size_t i = 0; i < data.train.size(); ++i)
+      if (data.train[i].split && data.train[i].type == SourceKind::tokens)
+        refuse({fmt::format("data.train.{}.split", i), fmt::format("data.train.{}.type", i)},
+               "documents are held out of text, not of token files: build them with `scaletrain data build --split "
+               "99,1`, and name the parts in data.train and data.validation");
   }
 
   void check_validation_names() {
     std::set<std::string> seen;
     for (std::size_t i = 0; i < config_.data.validation.size(); ++i) {
-      const std::string path = fmt::format("data.validation.{}.name", i);
+      const std::string path = validation_key(config_.data, i) + ".name";
       const std::string& name = config_.data.validation[i].name;
       if (are_fine({path}) && !seen.insert(name).second)
         refuse({path}, fmt::format("{} names two validation sets; give each a name of its own", quoted(name)));
@@ -415,7 +437,7 @@ class Rules {
   std::optional<std::vector<std::string>> watchable_metrics() const {
     std::vector<std::string> metrics;
     for (std::size_t i = 0; i < config_.data.validation.size(); ++i) {
-      if (!are_fine({fmt::format("data.validation.{}.name", i)})) return std::nullopt;
+      if (!are_fine({validation_key(config_.data, i) + ".name"})) return std::nullopt;
       metrics.push_back("validation/" + config_.data.validation[i].name + "/loss");
     }
     for (std::size_t i = 0; i < config_.evaluate.tasks.size(); ++i) {

@@ -35,14 +35,20 @@ struct Part {
 };
 using Source = std::vector<Part>;
 
+// A set that is held out of a source is read as the source is.
+SourceSpec validation_spec(const ValidationConfig& set, const DataConfig& config, const std::string& key) {
+  SourceSpec spec{key, set.path, set.type, set.field, set.separator, set.records};
+  if (set.held_out_of)
+    spec.part = {.held_out = config.train.at(*set.held_out_of).split->validation, .is_held_out = true};
+  return spec;
+}
+
 std::vector<std::unique_ptr<FoundSource>> find_sources(const DataConfig& config, const Tokenizer& tokenizer,
                                                        const DataOptions& options) {
   std::vector<std::unique_ptr<FoundSource>> found;
   for (std::size_t i = 0; i < config.train.size(); ++i) {
     const SourceConfig& source = config.train[i];
-    found.push_back(find_source(
-        {fmt::format("data.train.{}", i), source.path, source.type, source.field, source.separator, source.records},
-        tokenizer, config, options));
+    found.push_back(find_source(training_spec(source, i), tokenizer, config, options));
   }
   return found;
 }
@@ -270,8 +276,7 @@ class OpenValidationSet final : public ValidationSet {
         attention_(config.documents.attention),
         rules_(sample_rules(config, tokenizer, options)),
         end_of_document_(tokenizer.end_of_document()) {
-    const auto found =
-        find_source({key, set.path, set.type, set.field, set.separator, set.records}, tokenizer, config, options);
+    const auto found = find_source(validation_spec(set, config, key), tokenizer, config, options);
     std::vector<std::size_t> all(found->files().size());
     std::iota(all.begin(), all.end(), std::size_t{0});
     OpenedSource opened = found->open({all});

@@ -66,6 +66,9 @@ struct DataOptions {
   Reporter report;  // may be empty
   // Tokenised text may be kept anywhere where data.cache cannot be written to; see open_token_cache_anywhere.
   bool caches_anywhere = false;
+  // That tokenise text which is not in the cache; how far that has come is told (CacheRequest::progress).
+  int threads = 1;
+  std::function<void(const std::string& name, std::uint64_t bytes, std::uint64_t all)> progress{};
   // What another process of this host has found in these sources, by their keys. A source whose files are the same here
   // (by their stamps) is opened without reading it.
   std::span<const SourceContent> known{};

@@ -12,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-enum class EstimatedKind { text, jsonl, tokens };
+enum class EstimatedKind { text, jsonl, parquet, tokens };
 
 struct FoundBytes {
   std::uint64_t bytes = 0;
@@ -26,6 +26,8 @@ EstimatedKind estimated_kind(const fs::path& file, SourceKind type) {
       return EstimatedKind::text;
     case SourceKind::jsonl:
       return EstimatedKind::jsonl;
+    case SourceKind::parquet:
+      return EstimatedKind::parquet;
     case SourceKind::tokens:
       return EstimatedKind::tokens;
     case SourceKind::automatic:
@@ -33,6 +35,7 @@ EstimatedKind estimated_kind(const fs::path& file, SourceKind type) {
   }
   const fs::path extension = uncompressed_name(file).extension();
   if (extension == ".bin") return EstimatedKind::tokens;
+  if (extension == ".parquet") return EstimatedKind::parquet;
   return extension == ".jsonl" || extension == ".ndjson" ? EstimatedKind::jsonl : EstimatedKind::text;
 }
 
@@ -45,7 +48,8 @@ FoundBytes find_bytes(const SourceConfig& source) {
     if (error || file.extension() == ".idx") continue;
     found.bytes += bytes;
     found.kind = estimated_kind(file, source.type);
-    found.is_compressed = found.is_compressed || compression_of(file) != Compression::none;
+    found.is_compressed =
+        found.is_compressed || found.kind == EstimatedKind::parquet || compression_of(file) != Compression::none;
   }
   return found;
 }

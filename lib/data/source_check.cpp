@@ -17,6 +17,7 @@
 #include "base/file.h"
 #include "base/glob.h"
 #include "data/instructions/instruction_source.h"
+#include "data/parquet/parquet_file.h"
 #include "data/source_files.h"
 #include "data/tokens/token_cache.h"
 #include "data/tokens/token_file.h"
@@ -69,6 +70,11 @@ class SourceCheck {
 
   void look_at_text(const FoundFile& file) {
     if (config_.tokenizer.type == TokenizerKind::ids) throw text_refusal(spec_, file, "ids");
+    if (file.kind == FileKind::parquet) {
+      has_text_ = open_parquet(file.path, spec_.field)->num_rows() > 0 || has_text_;
+      has_content_ = has_content_ || has_text_;
+      return;
+    }
     // Those whose kind no key tells were opened to find it.
     if (spec_.type != SourceKind::automatic && ::access(file.path.c_str(), R_OK) != 0)
       throw_file_error(file.path, "open", errno);
@@ -159,15 +165,15 @@ std::vector<InputProblem> source_problems(const DataConfig& config, const LookLi
   };
   std::vector<InputProblem> problems;
   bool has_text = false;
-  const auto add = [&](const std::string& key, const auto& source) {
-    if (source.path.empty() || is_over()) return;
-    const auto problem = look_at({key, source.path, source.type, source.field, source.separator, source.records},
-                                 config, is_over, has_text);
-    if (problem) problems.push_back(*problem);
+  const auto add = [&](const SourceSpec& spec) {
+    if (spec.path.empty() || is_over()) return;
+    if (const auto problem = look_at(spec, config, is_over, has_text)) problems.push_back(*problem);
   };
-  for (std::size_t i = 0; i < config.train.size(); ++i) add(fmt::format("data.train.{}", i), config.train[i]);
-  for (std::size_t i = 0; i < config.validation.size(); ++i)
-    add(fmt::format("data.validation.{}", i), config.validation[i]);
+  for (std::size_t i = 0; i < config.train.size(); ++i) add(training_spec(config.train[i], i));
+  for (std::size_t i = 0; i < config.validation.size(); ++i) {
+    const ValidationConfig& set = config.validation[i];
+    if (!set.held_out_of) add({validation_key(config, i), set.path, set.type, set.field, set.separator, set.records});
+  }
   if (!has_text) return problems;
   if (const auto problem = look_at_cache(config)) problems.push_back(*problem);
   return problems;

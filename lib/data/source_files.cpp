@@ -19,6 +19,8 @@
 #include "base/glob.h"
 #include "base/hash.h"
 #include "base/text.h"
+#include "data/corpus/corpus_build.h"
+#include "data/parquet/parquet_file.h"
 #include "data/tokens/packed_file.h"
 #include "data/tokens/text_stream.h"
 
@@ -33,10 +35,25 @@ bool is_gone(const fs::path& file) {
 
 namespace {
 
+// Not a key of a config.
+bool is_of_command(const SourceSpec& spec) {
+  return spec.key.find('.') == std::string::npos;
+}
+
 // Read as text these would train a model on compressed or binary noise.
 constexpr std::array<std::string_view, 24> kNotText = {
     ".gz",  ".xz",  ".bz2", ".zst", ".lz4",  ".zip", ".7z",  ".tar",         ".tgz", ".tzst", ".arrow", ".feather",
     ".npy", ".npz", ".pt",  ".pth", ".ckpt", ".h5",  ".pdf", ".safetensors", ".png", ".jpg",  ".rar",   ".so"};
+
+void require_parquet(const fs::path& path, const SourceSpec& spec) {
+  if (has_parquet_module()) return;
+  throw UserError(
+      fmt::format("{}: {} is Parquet, and this program was built without what reads it: build it with "
+                  "-DSCALETRAIN_PARQUET=ON, or write the file as JSONL: python3 -c 'import pandas; "
+                  "pandas.read_parquet(\"{}\").to_json(\"{}.jsonl\", orient=\"records\", lines=True, "
+                  "force_ascii=False)'",
+                  path_key(spec), path.string(), path.filename().string(), path.stem().string()));
+}
 
 FileKind kind_of(const fs::path& path, const SourceSpec& spec) {
   switch (spec.type) {
@@ -44,6 +61,9 @@ FileKind kind_of(const fs::path& path, const SourceSpec& spec) {
       return FileKind::text;
     case SourceKind::jsonl:
       return FileKind::jsonl;
+    case SourceKind::parquet:
+      require_parquet(path, spec);
+      return FileKind::parquet;
     case SourceKind::tokens:
       return FileKind::tokens;
     case SourceKind::automatic:
@@ -52,17 +72,18 @@ FileKind kind_of(const fs::path& path, const SourceSpec& spec) {
   const bool is_compressed = compression_of(path) != Compression::none;
   const std::string extension = uncompressed_name(path).extension().string();
   if (extension == ".jsonl" || extension == ".ndjson") return FileKind::jsonl;
-  if (extension == ".parquet")
-    throw UserError(
-        fmt::format("{}: {} is Parquet, which is not read; write it as JSONL: python3 -c 'import pandas; "
-                    "pandas.read_parquet(\"{}\").to_json(\"{}.jsonl\", orient=\"records\", lines=True, "
-                    "force_ascii=False)'",
-                    path_key(spec), path.string(), path.filename().string(), path.stem().string()));
+  if (extension == ".parquet") {
+    if (is_compressed)
+      throw UserError(fmt::format("{}: {}: Parquet is read where it lies, not compressed again; unpack it",
+                                  path_key(spec), path.string()));
+    require_parquet(path, spec);
+    return FileKind::parquet;
+  }
   if (std::find(kNotText.begin(), kNotText.end(), extension) != kNotText.end() || extension == ".json") {
-    const bool is_option = spec.key.starts_with("--");
+    const bool is_argument = is_of_command(spec);
     throw UserError(fmt::format("{}: {} looks like no text, JSONL or token file; unpack or convert it{}",
-                                is_option ? path_key(spec) : spec.key + ".type", path.string(),
-                                is_option ? "" : ", or name its type, or with a pattern the files that are meant"));
+                                is_argument ? path_key(spec) : spec.key + ".type", path.string(),
+                                is_argument ? "" : ", or name its type, or with a pattern the files that are meant"));
   }
   if (is_compressed && (extension == ".bin" || extension == ".idx"))
     throw UserError(fmt::format("{}: {}: token files are read where they lie, not compressed; unpack it",
@@ -204,6 +225,8 @@ class FileWalk {
   FoundEntries entries_;
 };
 
+constexpr std::string_view kSplitKey = ".split";
+
 }  // namespace
 
 std::string name_in_source(const std::string& source, const fs::path& file) {
@@ -211,11 +234,41 @@ std::string name_in_source(const std::string& source, const fs::path& file) {
   return file.lexically_relative(folder).generic_string();
 }
 
+TextFile text_file(const FoundFile& file) {
+  SCALETRAIN_CHECK(file.kind != FileKind::tokens);
+  if (file.kind == FileKind::parquet) return {file.path, TextKind::parquet, Compression::none};
+  return {file.path, file.kind == FileKind::jsonl ? TextKind::jsonl : TextKind::text, compression_of(file.path)};
+}
+
 std::string path_key(const SourceSpec& spec) {
-  return spec.key + (spec.key.starts_with("--") ? " PATH" : ".path");
+  if (spec.part && spec.part->is_held_out && spec.key.ends_with(kSplitKey))
+    return spec.key.substr(0, spec.key.size() - kSplitKey.size()) + ".path";
+  if (!is_of_command(spec)) return spec.key + ".path";
+  return spec.key.starts_with("--") ? spec.key + " PATH" : spec.key;
+}
+
+SourceSpec training_spec(const SourceConfig& source, std::size_t index) {
+  SourceSpec spec{fmt::format("data.train.{}", index), source.path, source.type, source.field, source.separator, source.records};
+  if (source.split) spec.part = {.held_out = source.split->validation, .is_held_out = false};
+  return spec;
+}
+
+std::string split_key(const SourceSpec& spec) {
+  return spec.key.ends_with(kSplitKey) ? spec.key : spec.key + std::string(kSplitKey);
 }
 
 namespace {
+
+// Shards hold what the file that they were merged to holds.
+void leave_out_merged(const SourceSpec& spec, std::vector<fs::path>& files, const Reporter& report) {
+  const std::vector<fs::path> shards = shards_beside_merged(files);
+  if (shards.empty()) return;
+  std::erase_if(files,
+                [&](const fs::path& file) { return std::find(shards.begin(), shards.end(), file) != shards.end(); });
+  if (report)
+    report(fmt::format("{}: {} and {} more like it were merged to a file that lies beside them, and are not read again",
+                       path_key(spec), shards.front().string(), shards.size() - 1));
+}
 
 // Leaves those that the source may be read from.
 void leave_only(const SourceFiles& only, const SourceSpec& spec, std::vector<fs::path>& files, const Reporter& report) {
@@ -271,13 +324,20 @@ FoundEntries entries_of(const SourceSpec& spec, bool is_pattern, const SourceFil
 
 // The kinds of those that are read.
 std::vector<FoundFile> kinds_of(const std::vector<fs::path>& files, const SourceSpec& spec,
-                                const std::function<bool()>& is_over) {
+                                const std::function<bool()>& is_over, std::vector<RefusedFile>* refused) {
   std::vector<FoundFile> found;
   found.reserve(files.size());
   UnreadableFiles unreadable;
   for (const fs::path& file : files) {
     if (is_over && is_over()) break;
-    unreadable.look_at(file, [&] { found.push_back({file, kind_of(file, spec)}); });
+    unreadable.look_at(file, [&] {
+      try {
+        found.push_back({file, kind_of(file, spec)});
+      } catch (const UserError& error) {
+        if (refused == nullptr) throw;
+        refused->push_back({file, error.what()});
+      }
+    });
   }
   unreadable.refuse();
   return found;
@@ -286,7 +346,7 @@ std::vector<FoundFile> kinds_of(const std::vector<fs::path>& files, const Source
 }  // namespace
 
 std::vector<FoundFile> find_files(const SourceSpec& spec, const Reporter& report, const SourceFiles* only,
-                                  const std::function<bool()>& is_over) {
+                                  const std::function<bool()>& is_over, std::vector<RefusedFile>* refused) {
   const fs::path path = spec.path;
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
@@ -316,9 +376,10 @@ std::vector<FoundFile> find_files(const SourceSpec& spec, const Reporter& report
   std::vector<fs::path> read;
   std::copy_if(files.begin(), files.end(), std::back_inserter(read),
                [&](const fs::path& file) { return !comes_with_its_bin(file); });
+  leave_out_merged(spec, read, report);
   if (only != nullptr) leave_only(*only, spec, read, report);
-  std::vector<FoundFile> found = kinds_of(read, spec, is_over);
-  if (is_over && is_over()) return found;
+  std::vector<FoundFile> found = kinds_of(read, spec, is_over, refused);
+  if ((is_over && is_over()) || (refused != nullptr && !refused->empty())) return found;
   for (const fs::path& other : entries.others) {
     if (report)
       report(fmt::format("{}: {} is neither a file nor a folder and is not read", path_key(spec), other.string()));
@@ -345,6 +406,14 @@ std::vector<fs::path> list_files(const std::string& path) {
 }
 
 void check_keys_are_used(const SourceSpec& spec, const std::vector<FoundFile>& files) {
+  const auto tokens =
+      std::find_if(files.begin(), files.end(), [](const FoundFile& file) { return file.kind == FileKind::tokens; });
+  if (spec.part && tokens != files.end()) {
+    throw UserError(
+        fmt::format("{}: {} holds tokens, and documents are held out of text: build its tokens with `scaletrain data "
+                    "build --split 99,1`, and name the parts in data.train and data.validation",
+                    split_key(spec), tokens->path.string()));
+  }
   const auto none_is = [&](FileKind kind) {
     return std::none_of(files.begin(), files.end(), [kind](const FoundFile& file) { return file.kind == kind; });
   };
@@ -363,9 +432,9 @@ void check_keys_are_used(const SourceSpec& spec, const std::vector<FoundFile>& f
   if (spec.separator && (spec.separator->empty() || spec.separator->find('\n') != std::string::npos)) {
     throw UserError(fmt::format("{}.separator: one line that is not empty is expected", spec.key));
   }
-  if (spec.field != SourceConfig().field && none_is(FileKind::jsonl)) {
-    throw UserError(
-        fmt::format("{}.field: no file of {} is JSONL, so nothing would use it; remove the key", spec.key, spec.path));
+  if (spec.field != SourceConfig().field && none_is(FileKind::jsonl) && none_is(FileKind::parquet)) {
+    throw UserError(fmt::format("{}.field: no file of {} is JSONL or Parquet, so nothing would use it; remove the key",
+                                spec.key, spec.path));
   }
 }
 

@@ -13,28 +13,44 @@
 #include "base/file.h"
 #include "config/config.h"
 #include "data/dataset.h"
+#include "data/tokens/token_cache.h"
 #include "data/tokens/token_file.h"
 
 namespace scaletrain {
 
 struct SourceSpec {
-  std::string key;  // for messages: "data.train.0", or an option: "--data"
+  std::string key;  // for messages: "data.train.0"; or an option: "--data"; or an argument of a command: "SOURCES"
   std::string path;
   SourceKind type = SourceKind::automatic;
   std::string field;
   std::optional<std::string> separator;
   RecordKind records = RecordKind::text;
+  std::optional<DocumentPart> part{};  // of the documents; nothing: all
 };
 
-enum class FileKind { text, jsonl, tokens };
+// Of data.train[index].
+SourceSpec training_spec(const SourceConfig& source, std::size_t index);
+
+enum class FileKind { text, jsonl, parquet, tokens };
 
 struct FoundFile {
   std::filesystem::path path;
   FileKind kind = FileKind::text;
 };
 
+// How a file that holds no tokens is read.
+TextFile text_file(const FoundFile& file);
+
+// One of a folder whose kind cannot be read.
+struct RefusedFile {
+  std::filesystem::path path;
+  std::string problem;
+};
+
 // What names the path in messages: a key of the config or an option of the command line.
 std::string path_key(const SourceSpec& spec);
+// The same of what holds documents out: "data.train.0.split".
+std::string split_key(const SourceSpec& spec);
 
 // Nothing is under the name, not even a link: a file that was listed a moment ago had a temporary name.
 bool is_gone(const std::filesystem::path& file);
@@ -74,14 +90,21 @@ class UnreadableFiles {
 //
 // only: of the files of a folder or pattern those alone; null: all. How many that leaves out is reported.
 // is_over: asked before each file of a folder; once it is true the rest is left out, be it all. May be empty.
+// refused: takes those of a folder or pattern whose kind cannot be read, instead of the first being thrown; then it may
+// be that no other one is found.
+//
+// Shards of `data build` beside the files that they were merged to hold the same tokens: they are left out, and that is
+// reported.
 std::vector<FoundFile> find_files(const SourceSpec& spec, const Reporter& report, const SourceFiles* only = nullptr,
-                                  const std::function<bool()>& is_over = {});
+                                  const std::function<bool()>& is_over = {},
+                                  std::vector<RefusedFile>* refused = nullptr);
 
 // All that such a path may be read from, with indices of token files; none of them is opened. The tokens of a pair that
 // is named without its endings may not be there. Throws as find_files() does.
 std::vector<std::filesystem::path> list_files(const std::string& path);
 
-// UserError for a separator or a field that no file of the source would use, and for files that hold no such records.
+// UserError for a separator or a field that no file of the source would use, for documents that are to be held out of
+// token files, and for files that hold no such records.
 void check_keys_are_used(const SourceSpec& spec, const std::vector<FoundFile>& files);
 
 // By its header. UserError for what the cache holds of instructions: it is cut for one context.

@@ -80,6 +80,13 @@ class OpenFoundSource final : public FoundSource {
     std::vector<OpenedPart> opened;
     content_.tokens = 0;
     for (std::size_t i = 0; i < parts.size(); ++i) opened.push_back(open_part(parts[i], i, identities));
+    if (content_.tokens == 0 && spec_.part)
+      throw InputError(
+          fmt::format("{}: {}: no document falls to the {:g} % that are {}; choose another share, or name "
+                      "more documents: without a separator a file of text is one",
+                      split_key(spec_), spec_.path,
+                      100.0 * (spec_.part->is_held_out ? spec_.part->held_out : 1.0 - spec_.part->held_out),
+                      spec_.part->is_held_out ? "held out" : "trained on"));
     if (content_.tokens == 0)
       throw InputError(fmt::format("{}: {}: there is nothing to read: no document", spec_.key, spec_.path));
     if (record_) {
@@ -160,11 +167,10 @@ class OpenFoundSource final : public FoundSource {
                     .field = spec_.field,
                     .separator = spec_.separator,
                     .on_bad_record = config_.on_bad_record,
-                    .instructions = rules_};
+                    .instructions = rules_,
+                    .part = spec_.part};
     for (const std::size_t i : places)
-      if (!token_files_[i])
-        text.files.push_back({files_[i].path, files_[i].kind == FileKind::jsonl ? TextKind::jsonl : TextKind::text,
-                              compression_of(files_[i].path)});
+      if (!token_files_[i]) text.files.push_back(text_file(files_[i]));
     return text;
   }
 
@@ -192,7 +198,14 @@ class OpenFoundSource final : public FoundSource {
       std::vector<FileContent> contents;
       for (const std::size_t i : part)
         if (!token_files_[i]) contents.push_back(texts_[i]);
-      const CacheRequest request{text, contents, tokenizer_, *record_, options_.report, spec_.key + ": " + spec_.path};
+      const CacheRequest request{text,
+                                 contents,
+                                 tokenizer_,
+                                 *record_,
+                                 options_.report,
+                                 spec_.key + ": " + spec_.path,
+                                 options_.threads,
+                                 options_.progress};
       caches_.back() = options_.caches_anywhere ? open_token_cache_anywhere(request, cache_folders(config_.cache))
                                                 : open_token_cache(request, cache_folder(config_.cache));
       content_.caches.back() = {caches_.back()->path().string(), caches_.back()->identity()};

@@ -45,8 +45,7 @@ std::vector<TextFile> text_files_of(const TokenizerTrainingRequest& request, con
     if (file.kind == FileKind::tokens)
       throw UserError(fmt::format("{}: {} holds tokens; a tokenizer is trained on text or JSONL", path_key(spec),
                                   file.path.string()));
-    files.push_back(
-        {file.path, file.kind == FileKind::jsonl ? TextKind::jsonl : TextKind::text, compression_of(file.path)});
+    files.push_back(text_file(file));
   }
   return files;
 }

@@ -286,7 +286,7 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
   check_fits(config, data, size);
   PhasePlan phase;
   phase.model = make_model_spec(config.model, config.model.vocab.value_or(vocab));
-  phase.num_steps = config.train.num_steps(config.model.context);
+  phase.num_steps = config.train.num_steps(config.model.context).value_or(0);
   phase.mesh = Mesh(data, config.parallel.tensor, config.parallel.pipeline);
   phase.sequence = config.parallel.sequence && config.parallel.tensor > 1;
   phase.zero = ZeroPolicy::of_stage(config.parallel.zero);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 #include "base/numbers/checked.h"
@@ -10,9 +11,49 @@
 
 namespace scaletrain {
 
+namespace {
+
+std::int64_t last_step_of_epochs(const Config& config, const RunState& state) {
+  const Mix& mix = state.history.mix();
+  if (mix.sources.empty())
+    throw UserError(
+        "train.epochs: the checkpoint is of an older program, which did not note how many samples its data has; go on "
+        "with train.steps or train.tokens");
+  std::int64_t samples = 0;
+  std::optional<std::int64_t> left = 0;  // by the caps
+  for (const MixSource& source : mix.sources) {
+    samples = checked_add(samples, source.samples_per_epoch);
+    left = left && source.cap ? std::optional(checked_add(*left, std::max<std::int64_t>(0, *source.cap - source.taken)))
+                              : std::nullopt;
+  }
+  if (left) *left = std::max<std::int64_t>(0, *left - (state.history.next_sample() - mix.first_sample));
+  return checked_add(state.step, steps_of_epochs(*config.train.epochs, samples, state.history.samples_consumed(), left,
+                                                 config.train.global_batch));
+}
+
+}  // namespace
+
+std::int64_t steps_of_epochs(double epochs, std::int64_t samples, std::int64_t consumed,
+                             std::optional<std::int64_t> left, std::int64_t global_batch) {
+  const double all = std::round(epochs * static_cast<double>(samples));
+  if (all >= static_cast<double>(kMostCounted))
+    throw UserError(fmt::format("train.epochs: {} times {} samples are more than can be counted", epochs, samples));
+  // Less than a sample is one.
+  const std::int64_t wanted = std::max<std::int64_t>(1, static_cast<std::int64_t>(all)) - consumed;
+  if (wanted <= 0) return 0;
+  if (left && *left >= wanted && *left < checked_mul(ceil_div(wanted, global_batch), global_batch))
+    return *left / global_batch;
+  return ceil_div(wanted, global_batch);
+}
+
+bool has_last_step(const Config& config, const RunState& state) {
+  return !config.train.epochs || !state.history.mix().sources.empty();
+}
+
 std::int64_t last_step(const Config& config, const RunState& state) {
   const TrainConfig& train = config.train;
   if (train.steps) return *train.steps;
+  if (train.epochs) return last_step_of_epochs(config, state);
   SCALETRAIN_CHECK(train.tokens.has_value());
   const std::int64_t left = *train.tokens - state.history.tokens_consumed();
   if (left <= 0) return state.step;
@@ -27,8 +68,9 @@ std::int64_t warmup_steps(const Config& config, const RunState& state) {
 
 void check_warmup(const Config& config, const RunState& state) {
   const auto& warmup = config.train.lr_schedule.warmup;
+  if (!warmup || !has_last_step(config, state)) return;
   const std::int64_t steps = last_step(config, state);
-  if (!warmup || *warmup <= steps) return;
+  if (*warmup <= steps) return;
   throw UserError(
       fmt::format("train.lr_schedule.warmup: warm-up of {} steps exceeds the run's {} steps; lower it, leave it out "
                   "(auto) or raise {}",
@@ -52,7 +94,7 @@ double next_learning_rate(const Config& config, const RunState& state) {
 }
 
 std::string length_key(const Config& config) {
-  return config.train.steps ? "train.steps" : "train.tokens";
+  return config.train.length_key();
 }
 
 }  // namespace scaletrain

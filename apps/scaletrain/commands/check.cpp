@@ -21,6 +21,7 @@
 #include "config/keys/keys.h"
 #include "config/keys/number_text.h"
 #include "config/load.h"
+#include "data/order/mix.h"
 #include "data/size_estimate.h"
 #include "data/source_check.h"
 #include "host/address.h"
@@ -34,6 +35,7 @@
 #include "plan/run_plan.h"
 #include "run/device_choice.h"
 #include "run/run_checks.h"
+#include "train/run_length.h"
 #include "train/saving/checkpoint_room.h"
 #include "train/start/assembly.h"
 #include "train/start/initial_weights.h"
@@ -159,6 +161,26 @@ std::vector<std::optional<SourceSize>> source_sizes(const Config& config, std::i
     sizes.push_back(estimate ? std::optional(SourceSize{estimate->tokens, estimate->basis}) : std::nullopt);
   }
   return sizes;
+}
+
+// What a run in epochs comes to, put into the plan: by what its checkpoint has counted, else by the sizes of its files.
+StepCount count_steps(const Config& config, const std::vector<std::optional<SourceSize>>& sizes,
+                      const std::optional<RunSoFar>& so_far, PhasePlan& phase) {
+  if (!config.train.epochs) return StepCount::exact;
+  if (so_far && so_far->last_step > 0) {
+    phase.num_steps = so_far->last_step;
+    return StepCount::exact;
+  }
+  phase.num_steps = 1;
+  std::int64_t samples = 0;
+  for (const std::optional<SourceSize>& size : sizes) {
+    if (!size || size->tokens == 0 || size->tokens > static_cast<std::uint64_t>(kMostCounted))
+      return StepCount::unknown;
+    samples = checked_add(samples, ceil_div(static_cast<std::int64_t>(size->tokens), phase.model.context));
+  }
+  if (samples == 0) return StepCount::unknown;
+  phase.num_steps = steps_of_epochs(*config.train.epochs, samples, 0, std::nullopt, phase.global_batch);
+  return StepCount::estimated;
 }
 
 // The world that the plan is of. Of replicas that are left to the GPUs of this machine there are as many as a start on
@@ -348,10 +370,12 @@ ExitCode check_config(const CheckArguments& arguments) {
   if (planned.run.device == DeviceKind::cuda)
     for (PhasePlan& phase : plan->phases)
       phase.attention_workspace = cuda_attention_workspace_of(compute_capability(arguments, gpus, ranks));
-  const DescribeOptions describe = describe_options(planned, *plan, arguments, world, gpus, std::move(so_far));
+  DescribeOptions describe = describe_options(planned, *plan, arguments, world, gpus, std::move(so_far));
   if (describe.budget && describe.budget->is_shared)
     for (PhasePlan& phase : plan->phases) phase.may_be_direct = false;
-  const PlanDescription description = describe_plan(planned, *plan, describe);
+  RunPlan told = *plan;
+  describe.step_count = count_steps(planned, describe.sources, describe.so_far, told.phases.front());
+  const PlanDescription description = describe_plan(planned, told, describe);
   write_output(arguments.json ? description.json + "\n" : description.text);
   if (is_for_this_machine(loaded.config, world))
     reasons.look([&] { judge_room(loaded.config, plan->phases.front(), begins); }, is_here);

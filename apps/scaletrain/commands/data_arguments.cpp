@@ -33,19 +33,21 @@ std::unique_ptr<Tokenizer> open_tokenizer(const std::string& name, std::optional
 }
 
 void ReadingArguments::declare(CLI::App& command, bool reads_tokens) {
-  const std::vector<std::string> types = reads_tokens ? std::vector<std::string>{"auto", "text", "jsonl", "tokens"}
-                                                      : std::vector<std::string>{"auto", "text", "jsonl"};
+  const std::vector<std::string> types = reads_tokens
+                                             ? std::vector<std::string>{"auto", "text", "jsonl", "parquet", "tokens"}
+                                             : std::vector<std::string>{"auto", "text", "jsonl", "parquet"};
   command
       .add_option("--type", type_,
                   reads_tokens ? "What the files are; auto: by their names and contents"
                                : "What the files are; auto: by their names")
       ->check(CLI::IsMember(types))
       ->capture_default_str();
-  command.add_option("--field", field_, "The key that holds the document (JSONL)")->capture_default_str();
+  command.add_option("--field", field_, "The key (JSONL) or column (Parquet) that holds the document")
+      ->capture_default_str();
   command.add_option("--separator", separator_, "A line that ends a document (text); else a file is one");
   command
       .add_option("--on-bad-record", on_bad_record_,
-                  "What a line of JSONL without a document does; skip: it is counted and told")
+                  "What a line or row without a document does; skip: it is counted and told")
       ->check(CLI::IsMember({"fail", "skip"}))
       ->capture_default_str();
 }
@@ -53,6 +55,7 @@ void ReadingArguments::declare(CLI::App& command, bool reads_tokens) {
 SourceKind ReadingArguments::type() const {
   if (type_ == "text") return SourceKind::text;
   if (type_ == "tokens") return SourceKind::tokens;
+  if (type_ == "parquet") return SourceKind::parquet;
   return type_ == "jsonl" ? SourceKind::jsonl : SourceKind::automatic;
 }
 

@@ -18,6 +18,7 @@
 #include "data/dataset.h"
 #include "data/tasks/choice_task.h"
 #include "evaluate_report.h"
+#include "host/machine.h"
 #include "infer/evaluate.h"
 #include "infer/measure_task.h"
 #include "model_argument.h"
@@ -68,7 +69,8 @@ std::vector<NamedSet> open_sets(const EvaluateArguments& arguments, LoadedModel&
                             .seed = 0,
                             .report = write_message,
                             // The one in the config is of the run, which may be somebody else's.
-                            .caches_anywhere = true};
+                            .caches_anywhere = true,
+                            .threads = available_processors()};
   std::vector<ValidationConfig> sets;
   for (const std::string& path : arguments.data) {
     if (path.empty()) throw UserError("--data: a path is expected");
@@ -84,7 +86,7 @@ std::vector<NamedSet> open_sets(const EvaluateArguments& arguments, LoadedModel&
   std::vector<NamedSet> opened;
   for (std::size_t i = 0; i < sets.size(); ++i)
     opened.push_back({sets[i].name, open_validation_set(sets[i], data, model.tokenizer(), options,
-                                                        own ? fmt::format("data.validation.{}", i) : "--data")});
+                                                        own ? validation_key(config.data, i) : "--data")});
   return opened;
 }
 

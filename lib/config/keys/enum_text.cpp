@@ -27,9 +27,10 @@ constexpr Names<TokenizerKind, 4> kTokenizers = {{{TokenizerKind::bytes, "bytes"
                                                   {TokenizerKind::sentencepiece, "sentencepiece"}}};
 constexpr Names<DocumentAttention, 2> kAttentions = {
     {{DocumentAttention::across, "across"}, {DocumentAttention::within, "within"}}};
-constexpr Names<SourceKind, 4> kSources = {{{SourceKind::automatic, "auto"},
+constexpr Names<SourceKind, 5> kSources = {{{SourceKind::automatic, "auto"},
                                             {SourceKind::text, "text"},
                                             {SourceKind::jsonl, "jsonl"},
+                                            {SourceKind::parquet, "parquet"},
                                             {SourceKind::tokens, "tokens"}}};
 constexpr Names<RecordKind, 3> kRecords = {{{RecordKind::text, "text"},
                                             {RecordKind::messages, "messages"},

@@ -170,6 +170,23 @@ std::string NumberCodec::text(double value) const {
   return number_text(value);
 }
 
+std::string ShareCodec::parse(const YamlNode& node, double& value) const {
+  YamlNode number = node;
+  const bool is_percent = node.kind == YamlNode::Kind::scalar && !node.is_quoted && node.text.ends_with('%');
+  if (is_percent) number.text.resize(number.text.find_last_not_of(" \t", number.text.size() - 2) + 1);
+  double read = 0.0;
+  const std::string problem = NumberCodec().parse(number, read);
+  if (is_percent) read /= 100.0;
+  if (!problem.empty() || !(read > 0.0 && read < 1.0))
+    return "expected a share between nothing and all, such as 1% or 0.01, found " + describe(node);
+  value = read;
+  return {};
+}
+
+std::string ShareCodec::text(double value) const {
+  return NumberCodec().text(value);
+}
+
 std::string DurationCodec::parse(const YamlNode& node, double& value) const {
   const auto seconds = is_plain(node) ? parse_duration(node.text) : std::nullopt;
   if (!seconds) return expected("a time such as 90s, 30m or 2h", node);

@@ -90,6 +90,13 @@ struct NumberCodec {
   std::string type() const { return "number"; }
 };
 
+// A share of a whole, between nothing and all of it: 0.01, or 1%.
+struct ShareCodec {
+  std::string parse(const YamlNode& node, double& value) const;
+  std::string text(double value) const;
+  std::string type() const { return "share"; }
+};
+
 // Seconds; the text needs its unit.
 struct DurationCodec {
   std::string parse(const YamlNode& node, double& value) const;

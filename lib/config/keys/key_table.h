@@ -44,6 +44,7 @@ using KeyTable = std::vector<Key<Record>>;
 // The rows of the config, and those of the records in its lists and optional sections.
 const KeyTable<Config>& config_table();
 const KeyTable<SourceConfig>& source_table();
+const KeyTable<HoldOutConfig>& hold_out_table();
 const KeyTable<ValidationConfig>& validation_table();
 const KeyTable<TaskConfig>& task_table();
 const KeyTable<EarlyStopConfig>& early_stop_table();

@@ -26,6 +26,7 @@ constexpr std::int64_t kMaxFfn = std::int64_t{1} << 22;
 constexpr std::int64_t kMaxContext = std::int64_t{1} << 28;
 constexpr std::int64_t kMaxVocab = (std::int64_t{1} << 31) - 1;  // token ids are 32-bit integers
 constexpr std::int64_t kMaxBatch = std::int64_t{1} << 30;
+constexpr double kMostEpochs = 1e6;  // leaves room for what they are multiplied with
 constexpr std::int64_t kMaxDegree = std::int64_t{1} << 20;
 constexpr std::int64_t kMaxCount = std::int64_t{1} << 62;
 
@@ -83,6 +84,16 @@ TextCodec path_text() {
   return {TextRule::path};
 }
 
+// Whether an item of a list stands in the config: of validation sets those that a source holds out do not.
+template <class Item>
+bool is_written(const Item&) {
+  return true;
+}
+template <>
+bool is_written(const ValidationConfig& set) {
+  return !set.held_out_of;
+}
+
 // A list of records that have a table of their own.
 template <class Item, class Field>
 Key<Config> list_row(const Words& words, const std::string& type, const KeyTable<Item>& table, Field field) {
@@ -103,7 +114,8 @@ Key<Config> list_row(const Words& words, const std::string& type, const KeyTable
   };
   key.write_items = [&table, field](const Config& config) {
     std::vector<std::string> out;
-    for (const Item& item : field(config)) out.push_back(write_record(table, item));
+    for (const Item& item : field(config))
+      if (is_written(item)) out.push_back(write_record(table, item));
     return out;
   };
   key.write = [write_items = key.write_items](const Config& config) {
@@ -115,18 +127,18 @@ Key<Config> list_row(const Words& words, const std::string& type, const KeyTable
 }
 
 // An optional section: null, or a mapping with a table of its own.
-template <class Item, class Field>
-Key<Config> section_row(const Words& words, const KeyTable<Item>& table, Field field) {
-  Key<Config> key;
+template <class Item, class Record = Config, class Field>
+Key<Record> section_row(const Words& words, const KeyTable<Item>& table, Field field) {
+  Key<Record> key;
   key.info = {words.path, "mapping or null", words.unit, "null", words.meaning, words.resume};
-  key.read = [&table, field](const YamlNode& node, const std::string& path, Config& config, ReadContext& context) {
+  key.read = [&table, field](const YamlNode& node, const std::string& path, Record& config, ReadContext& context) {
     field(config).reset();
     if (node.kind == YamlNode::Kind::null) return;
     Item item{};
     read_record(table, node, path, item, context);
     field(config) = std::move(item);
   };
-  key.write = [&table, field](const Config& config) {
+  key.write = [&table, field](const Record& config) {
     const auto& item = field(config);
     return item ? write_record(table, *item) : std::string("null");
   };
@@ -340,7 +352,7 @@ void add_data(KeyTable<Config>& table) {
            "How messages are written: llama3, llama3-first, qwen3 or chatml; null: by the tokenizer's own template.",
            with_notice},
           optional(TextCodec()), FIELD(data.instructions.chat_template)));
-  table.push_back(list_row({"data.train", "", "The mix: text, JSONL or token files.", with_notice, "required"},
+  table.push_back(list_row({"data.train", "", "The mix: text, JSONL, Parquet or token files.", with_notice, "required"},
                            "list of sources", source_table(), FIELD(data.train)));
   table.push_back(list_row({"data.validation", "", "Data sets to evaluate on.", freely, "[]"},
                            "list of validation sets", validation_table(), FIELD(data.validation)));
@@ -348,18 +360,24 @@ void add_data(KeyTable<Config>& table) {
                       optional(path_text()), FIELD(data.cache)));
   table.push_back(top({"data.verify", "", "What a start reads in full to verify it: files that have changed, or all."},
                       EnumCodec<DataCheck>(), FIELD(data.verify)));
-  table.push_back(top(
-      {"data.on_bad_record", "",
-       "What a line of JSONL without a document does: fail stops the start, skip counts and tells it.", with_notice},
-      EnumCodec<BadRecordPolicy>(), FIELD(data.on_bad_record)));
+  table.push_back(top({"data.on_bad_record", "",
+                       "What a line of JSONL or row of Parquet without a document does: fail stops the start, skip "
+                       "counts and tells it.",
+                       with_notice},
+                      EnumCodec<BadRecordPolicy>(), FIELD(data.on_bad_record)));
 }
 
 void add_train(KeyTable<Config>& table) {
   table.push_back(
-      top({"train.steps", "steps", "Optimizer steps of the run; exactly one of steps and tokens.", with_notice},
+      top({"train.steps", "steps", "Optimizer steps of the run; exactly one of steps, tokens and epochs.", with_notice},
           optional(at_least(1)), FIELD(train.steps)));
   table.push_back(top({"train.tokens", "tokens", "Training tokens of the run, in place of steps.", with_notice},
                       optional(at_least(1)), FIELD(train.tokens)));
+  table.push_back(top({"train.epochs", "",
+                       "Length of the run as so many times all samples of data.train (1.5: one and a half), in place "
+                       "of steps.",
+                       with_notice},
+                      optional(positive(kMostEpochs)), FIELD(train.epochs)));
   table.push_back(top({"train.global_batch", "samples",
                        "Samples per optimizer step; sizes that do not divide are padded.", with_notice},
                       at_least(1, kMaxBatch), FIELD(train.global_batch)));
@@ -538,8 +556,8 @@ void add_source_rows(KeyTable<Record>& table, ResumeRule rule) {
       {"records", "", "What a line of JSONL holds: text, messages of a conversation, or a prompt and its completion.",
        rule},
       EnumCodec<RecordKind>(), FIELD(records)));
-  table.push_back(
-      row<Record>({"field", "", "The key that holds the document (jsonl).", rule}, TextCodec(), FIELD(field)));
+  table.push_back(row<Record>({"field", "", "The key (jsonl) or column (parquet) that holds the document.", rule},
+                              TextCodec(), FIELD(field)));
   table.push_back(
       row<Record>({"separator", "", "A line that ends a document (text); null: a file is one document.", rule},
                   optional(TextCodec{TextRule::may_be_empty}), FIELD(separator)));
@@ -559,6 +577,24 @@ const KeyTable<SourceConfig>& source_table() {
         row<SourceConfig>({"epochs", "", "Most passes over this source; the mix goes on without it.", with_notice},
                           optional(positive()), FIELD(epochs)));
     add_source_rows(out, with_notice);
+    out.push_back(section_row<HoldOutConfig, SourceConfig>(
+        {"split", "", "Holds documents out of text as a validation set, the same ones always; null: none.",
+         with_notice},
+        hold_out_table(), FIELD(split)));
+    return out;
+  }();
+  return table;
+}
+
+const KeyTable<HoldOutConfig>& hold_out_table() {
+  static const KeyTable<HoldOutConfig> table = [] {
+    KeyTable<HoldOutConfig> out;
+    out.push_back(row<HoldOutConfig>(
+        {"validation", "", "Share of the documents that is held out, such as 1%.", with_notice, "required"},
+        ShareCodec(), FIELD(validation)));
+    out.push_back(row<HoldOutConfig>(
+        {"name", "", "Name of the validation set; its metric is validation/NAME/loss.", with_notice, "required"},
+        TextCodec{TextRule::plain_name}, FIELD(name)));
     return out;
   }();
   return table;

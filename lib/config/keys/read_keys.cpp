@@ -129,7 +129,10 @@ std::vector<KeyInfo> all_keys() {
   for (const Key<Config>& key : config_table()) {
     const std::string& path = key.info.path;
     keys.push_back(key.info);
-    if (path == "data.train") append(keys, source_table(), path + "[].");
+    if (path == "data.train") {
+      append(keys, source_table(), path + "[].");
+      append(keys, hold_out_table(), path + "[].split.");
+    }
     if (path == "data.validation") append(keys, validation_table(), path + "[].");
     if (path == "evaluate.tasks") append(keys, task_table(), path + "[].");
     if (path == "train.spike") append(keys, spike_table(), path + ".");
@@ -178,6 +181,8 @@ void read_record(const KeyTable<Record>& table, const YamlNode& node, const std:
 }
 
 template void read_record(const KeyTable<SourceConfig>&, const YamlNode&, const std::string&, SourceConfig&,
+                          ReadContext&);
+template void read_record(const KeyTable<HoldOutConfig>&, const YamlNode&, const std::string&, HoldOutConfig&,
                           ReadContext&);
 template void read_record(const KeyTable<ValidationConfig>&, const YamlNode&, const std::string&, ValidationConfig&,
                           ReadContext&);

@@ -20,7 +20,7 @@ struct Alias {
   std::string_view theirs;
   std::string_view ours;
 };
-constexpr std::array<Alias, 102> kAliases = {{{"lr", "train.optimizer.learning_rate"},
+constexpr std::array<Alias, 104> kAliases = {{{"lr", "train.optimizer.learning_rate"},
                                              {"max_lr", "train.optimizer.learning_rate"},
                                              {"min_lr", "train.lr_schedule.min_ratio"},
                                              {"wd", "train.optimizer.weight_decay"},
@@ -39,7 +39,9 @@ constexpr std::array<Alias, 102> kAliases = {{{"lr", "train.optimizer.learning_r
                                              {"train_iters", "train.steps"},
                                              {"num_steps", "train.steps"},
                                              {"max_tokens", "train.tokens"},
-                                             {"num_epochs", "data.train[].epochs"},
+                                             {"num_epochs", "train.epochs"},
+                                             {"max_epochs", "train.epochs"},
+                                             {"num_train_epochs", "train.epochs"},
                                              {"assistant_only_loss", "data.instructions.loss"},
                                              {"completion_only_loss", "data.instructions.loss"},
                                              {"chat_template_path", "data.instructions.chat_template"},

@@ -15,12 +15,10 @@ namespace scaletrain {
 
 namespace {
 
-constexpr std::array<UnsupportedValue, 9> kTable = {{
+constexpr std::array<UnsupportedValue, 7> kTable = {{
     {"model.dropout", "above 0", [](const Config& c) { return c.model.dropout > 0; }, "0"},
     {"finetune.lora.dropout", "above 0",
      [](const Config& c) { return c.finetune.lora && c.finetune.lora->dropout > 0; }, "0"},
-    {"data.train[].type", "parquet", nullptr, "text, jsonl or tokens"},
-    {"data.validation[].type", "parquet", nullptr, "text, jsonl or tokens"},
     {"train.optimizer.type", "lion | lamb | lars | muon | adafactor", nullptr, "adamw or sgd"},
     {"train.lr_schedule.type", "wsd", [](const Config& c) { return c.train.lr_schedule.type == LrScheduleKind::wsd; },
      "cosine, linear or constant"},

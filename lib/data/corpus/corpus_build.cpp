@@ -15,7 +15,6 @@
 #include "data/corpus/corpus_output.h"
 #include "data/corpus/corpus_reader.h"
 #include "data/corpus/megatron_writer.h"
-#include "data/corpus/ordered_pipeline.h"
 #include "data/source_files.h"
 
 namespace scaletrain {
@@ -48,14 +47,13 @@ TextSource find_text(const CorpusRequest& request) {
   std::vector<FoundFile> all;
   for (const std::string& path : request.sources) {
     const SourceSpec spec{
-        .key = "data build", .path = path, .type = request.type, .field = request.field, .separator = {}};
+        .key = "SOURCES", .path = path, .type = request.type, .field = request.field, .separator = {}};
     for (const FoundFile& file : find_files(spec, request.report)) {
       if (file.kind == FileKind::tokens)
         throw UserError(fmt::format("{}: {} holds tokens already: train on it as it is, or name text and JSONL alone",
                                     path, file.path.string()));
       all.push_back(file);
-      text.files.push_back(
-          {file.path, file.kind == FileKind::jsonl ? TextKind::jsonl : TextKind::text, compression_of(file.path)});
+      text.files.push_back(text_file(file));
     }
   }
   const auto has = [&](FileKind kind) {
@@ -65,8 +63,8 @@ TextSource find_text(const CorpusRequest& request) {
     throw UserError("--separator: no source is text, so nothing would use it; remove the option");
   if (request.separator && (request.separator->empty() || request.separator->find('\n') != std::string::npos))
     throw UserError("--separator: one line that is not empty is expected");
-  if (request.field != CorpusRequest().field && !has(FileKind::jsonl))
-    throw UserError("--field: no source is JSONL, so nothing would use it; remove the option");
+  if (request.field != CorpusRequest().field && !has(FileKind::jsonl) && !has(FileKind::parquet))
+    throw UserError("--field: no source is JSONL or Parquet, so nothing would use it; remove the option");
   return text;
 }
 
@@ -144,31 +142,35 @@ class Build {
     }
   }
 
-  void run(const std::optional<nlohmann::json>& state) {
-    open_writers(state);
-    if (!state) save();
-    OrderedPipeline<CorpusBatch> pipeline(
-        request_.threads, [this](CorpusBatch& batch) { tokenise(batch, rules_); },
-        [this](CorpusBatch& batch) { write(batch); });
-    std::exception_ptr unreadable;
-    try {
-      read_corpus(rules_, pieces_, place_,
-                  [&pipeline](std::unique_ptr<CorpusBatch> batch) { pipeline.submit(std::move(batch)); });
-    } catch (const BadRecordError&) {
-      unreadable = std::current_exception();
-    } catch (const InputError&) {
-      unreadable = std::current_exception();
-    }
-    // What is wrong before that is told first, if anything is.
-    pipeline.finish_all();
-    if (unreadable) std::rethrow_exception(unreadable);
+  // False: what the state speaks of is not there, and it has begun anew.
+  bool run(const std::optional<nlohmann::json>& state) {
+    const bool goes_on = state && is_there(*state);
+    open_writers(goes_on ? state : std::nullopt);
+    if (!goes_on) save();
+    const CorpusPlace from = place_;
+    tokenise_corpus({.rules = rules_,
+                     .pieces = pieces_,
+                     .from = from,
+                     .threads = request_.threads,
+                     .write = [this](CorpusBatch& batch) { write(batch); }});
     finish();
+    return goes_on;
   }
 
   const std::vector<nlohmann::json>& records() const { return records_; }
   const TextNotes& notes() const { return notes_; }
 
  private:
+  // Whether the files are as long as the state says: a crash of the host, or somebody, may have cut them.
+  bool is_there(const nlohmann::json& state) const {
+    const std::string where = "state.json";
+    const nlohmann::json& outputs = json_member(state, "outputs", where);
+    const TokenType type = megatron_token_type(request_.tokenizer->vocab_size());
+    for (std::size_t i = 0; i < parts_.size() && i < outputs.size(); ++i)
+      if (!MegatronWriter::is_there(work_.stem_within(i), type, extent_from(outputs[i], where))) return false;
+    return true;
+  }
+
   void open_writers(const std::optional<nlohmann::json>& state) {
     const std::string where = "state.json";
     if (state) {
@@ -242,7 +244,7 @@ class Build {
 
 void check_request(const CorpusRequest& request) {
   SCALETRAIN_CHECK(request.tokenizer != nullptr && request.threads > 0);
-  if (request.sources.empty()) throw UserError("data build: name what to read: files, folders or patterns");
+  if (request.sources.empty()) throw UserError("SOURCES: name what to read: files, folders or patterns");
   if (request.shards < 1 || request.shard < 0 || request.shard >= request.shards)
     throw UserError(fmt::format("--shard: {}/{} is none: shards are numbered from 0 to their number less one",
                                 request.shard, request.shards));
@@ -260,21 +262,29 @@ CorpusResult build_corpus(const CorpusRequest& request) {
   const std::uint64_t hash = request_hash(request, text);
   Workplace work(names, parts, {hash, request.shard, request.shards});
   CorpusResult result;
-  if (const auto built = work.find_built(request.overwrites)) {
+  const auto tell_built = [&](const std::vector<nlohmann::json>& built) {
     result.was_there = true;
-    result.outputs = outputs_of(work, parts, *built);
-    result.notes = TextNotes::from_json(json_member(built->front(), "notes", "a record"), "a record");
+    result.outputs = outputs_of(work, parts, built);
+    result.notes = TextNotes::from_json(json_member(built.front(), "notes", "a record"), "a record");
+    return result;
+  };
+  if (const auto built = work.find_built(request.overwrites)) {
     if (path_exists(names.work_folder())) {
       work.enter(true);
       work.leave();
     }
-    return result;
+    return tell_built(*built);
   }
   create_folders(names.folder());
   const std::optional<nlohmann::json> state = work.enter(request.overwrites);
   result.went_on = state.has_value();
+  // Another process may have ended the same build since the first look.
+  if (const auto built = state || request.overwrites ? std::nullopt : work.find_built()) {
+    work.leave();
+    return tell_built(*built);
+  }
   if (state && state->value("is_complete", false)) {
-    work.publish();
+    work.publish(request.overwrites);
     const auto built = work.find_built();
     if (!built) throw InputError(names.work_folder().string() + ": what was complete there is not; use --overwrite");
     result.outputs = outputs_of(work, parts, *built);
@@ -282,10 +292,19 @@ CorpusResult build_corpus(const CorpusRequest& request) {
     return result;
   }
   Build build(request, text, hash, work);
-  build.run(state);
+  try {
+    result.went_on = build.run(state);
+    if (state && !result.went_on && request.report)
+      request.report(names.work_folder().string() + ": what an earlier build has left there was cut: built anew");
+  } catch (const FileAccessError&) {
+    throw;  // once the disk has room, say, it goes on
+  } catch (const InputError&) {
+    work.note_failure();
+    throw;
+  }
   result.outputs = outputs_of(work, parts, build.records());
   result.notes = build.notes();
-  work.publish();
+  work.publish(request.overwrites);
   return result;
 }
 

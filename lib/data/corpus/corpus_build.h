@@ -70,6 +70,9 @@ CorpusResult build_corpus(const CorpusRequest& request);
 // that of the same build without shards. The shards stay.
 CorpusResult merge_corpus(const std::string& output, bool overwrites);
 
+// Of these token files (NAME.bin), those that are shards of one that is among them, as their records say.
+std::vector<std::filesystem::path> shards_beside_merged(const std::vector<std::filesystem::path>& files);
+
 // What NAME.build.json says; nothing: there is none. InputError: it cannot be read.
 std::optional<nlohmann::json> build_record(const std::filesystem::path& stem);
 

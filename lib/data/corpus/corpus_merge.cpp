@@ -113,6 +113,27 @@ void append_file(const TokenFile& file, std::int64_t vocab, MegatronWriter& writ
 
 }  // namespace
 
+std::vector<fs::path> shards_beside_merged(const std::vector<fs::path>& files) {
+  constexpr std::size_t ending = std::string_view("-00003-of-00008.bin").size();
+  std::vector<fs::path> shards;
+  for (const fs::path& file : files) {
+    const std::string text = file.string();
+    if (text.size() <= ending) continue;
+    const fs::path merged = text.substr(0, text.size() - ending) + ".bin";
+    const std::string record = file.stem().string() + kRecordEnding;
+    if (!shards_in_name(record, merged.stem().string())) continue;
+    if (std::find(files.begin(), files.end(), merged) == files.end()) continue;
+    try {
+      const auto of_shard = build_record(text.substr(0, text.size() - 4));
+      const auto of_merged = build_record(merged.string().substr(0, merged.string().size() - 4));
+      if (of_shard && of_merged && of_shard->value("build", "") == of_merged->value("build", "-"))
+        shards.push_back(file);
+    } catch (const InputError&) {  // a record that cannot be read says nothing
+    }
+  }
+  return shards;
+}
+
 CorpusResult merge_corpus(const std::string& output, bool overwrites) {
   const OutputNames names(output, 0, 1);
   const FoundShards found = find_shards(names);
@@ -133,7 +154,7 @@ CorpusResult merge_corpus(const std::string& output, bool overwrites) {
   }
   const auto state = work.enter(overwrites);
   if (state && state->value("is_complete", false)) {
-    work.publish();
+    work.publish(overwrites);
     return merge_corpus(output, overwrites);
   }
   for (const nlohmann::json& record : records.front())
@@ -163,7 +184,7 @@ CorpusResult merge_corpus(const std::string& output, bool overwrites) {
   }
   result.outputs = outputs_of(work, found.parts, merged);
   work.save({{"is_complete", true}, {"notes", result.notes.to_json()}});
-  work.publish();
+  work.publish(overwrites);
   return result;
 }
 

@@ -3,10 +3,13 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -19,6 +22,8 @@ namespace scaletrain {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr std::string_view kLeftFolder = ".left-";
 
 std::string shard_ending(std::int64_t shard, std::int64_t shards) {
   return shards == 1 ? "" : fmt::format("-{:05}-of-{:05}", shard, shards);
@@ -44,7 +49,20 @@ void check_record(const nlohmann::json& record, const fs::path& path) {
     check(key, [](const nlohmann::json& value) { return value.is_string(); });
   for (const char* key : {"shard", "shards", "tokens", "documents"})
     check(key, [](const nlohmann::json& value) { return value.is_number_integer(); });
-  check("is_complete", [](const nlohmann::json& value) { return value.is_boolean(); });
+  for (const char* key : {"is_complete", "has_failed"})
+    check(key, [](const nlohmann::json& value) { return value.is_boolean(); });
+}
+
+// What a build that was killed while it left its folder has left of it.
+void remove_left_folders(const fs::path& folder) {
+  const std::string begin = folder.filename().string() + std::string(kLeftFolder);
+  const fs::path parent = folder.has_parent_path() ? folder.parent_path() : fs::path(".");
+  std::error_code error;
+  for (fs::directory_iterator entry(parent, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
+    std::error_code ignored;
+    if (entry->path().filename().string().starts_with(begin)) fs::remove_all(entry->path(), ignored);
+  }
 }
 
 }  // namespace
@@ -85,16 +103,34 @@ std::optional<nlohmann::json> build_record(const fs::path& stem) {
   return record;
 }
 
-Workplace::Lock::Lock(const fs::path& folder)
-    : file_(::open((folder / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
-  if (!file_) throw_file_error(folder / "lock", "opening", errno);
-  if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-    throw UserError(fmt::format("{}: another process builds there now", folder.string()));
-}
-
 Workplace::Workplace(const OutputNames& names, const std::vector<std::string>& parts, const BuildId& id)
     : folder_(names.work_folder()), id_(id) {
   for (const std::string& part : parts) stems_.push_back(names.stem(part));
+  std::vector<std::string> all = {""};
+  all.insert(all.end(), kCorpusParts.begin(), kCorpusParts.end());
+  for (const std::string& part : all)
+    if (std::find(parts.begin(), parts.end(), part) == parts.end()) other_stems_.push_back(names.stem(part));
+}
+
+// A build that ends takes the folder away, maybe between two of these calls: what is locked must be what lies there.
+void Workplace::lock() {
+  constexpr int attempts = 1000;
+  for (int i = 0; i < attempts; ++i) {
+    create_folders(folder_);
+    const fs::path path = folder_ / "lock";
+    lock_ = FileDescriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+    if (!lock_ && errno == ENOENT) continue;
+    if (!lock_) throw_file_error(path, "opening", errno);
+    if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+      throw UserError(fmt::format("{}: another process builds there now", folder_.string()));
+    struct stat locked {};
+    struct stat there {};
+    if (::fstat(lock_.get(), &locked) == 0 && ::stat(path.c_str(), &there) == 0 && locked.st_ino == there.st_ino &&
+        locked.st_dev == there.st_dev)
+      return;
+  }
+  throw InputError(
+      fmt::format("{}: the folder vanished {} times in a row while it was locked", folder_.string(), attempts));
 }
 
 std::optional<std::vector<nlohmann::json>> Workplace::find_built(bool reads_all) const {
@@ -109,8 +145,8 @@ std::optional<std::vector<nlohmann::json>> Workplace::find_built(bool reads_all)
 }
 
 std::optional<nlohmann::json> Workplace::enter(bool overwrites) {
-  create_folders(folder_);
-  lock_.emplace(folder_);
+  lock();
+  remove_left_folders(folder_);
   const fs::path path = folder_ / "state.json";
   std::optional<nlohmann::json> state;
   if (path_exists(path)) {
@@ -118,13 +154,13 @@ std::optional<nlohmann::json> Workplace::enter(bool overwrites) {
     check_record(*state, path);
   }
   const bool is_same = state && is_record_of(*state, id_);
-  if (state && !is_same && !overwrites)
+  if (state && !is_same && !overwrites && !state->value("has_failed", false))
     throw UserError(
         fmt::format("{}: an unfinished build of other sources, other options or files that have changed "
                     "since; --overwrite throws it away",
                     folder_.string()));
   if (is_same && state->value("is_complete", false)) return state;
-  if (!overwrites) refuse_what_is_there();
+  if (!overwrites && !find_built()) refuse_what_is_there();
   return is_same ? state : std::nullopt;
 }
 
@@ -135,7 +171,17 @@ void Workplace::save(nlohmann::json state) const {
   write_file_durably(folder_ / "state.json", state.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
-void Workplace::publish() {
+void Workplace::note_failure() const {
+  const fs::path path = folder_ / "state.json";
+  try {
+    nlohmann::json state = read_json_file(path);
+    state["has_failed"] = true;
+    write_file_durably(path, state.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  } catch (const InputError&) {  // what the build has ended by is told, not this
+  }
+}
+
+void Workplace::publish(bool overwrites) {
   for (std::size_t i = 0; i < stems_.size(); ++i) {
     const fs::path from = stem_within(i);
     // The record is the last to be renamed: while it is here, so may be others of the output.
@@ -151,21 +197,28 @@ void Workplace::publish() {
       rename_durably(with_ending(from, ".idx"), with_ending(stems_[i], ".idx"));
     rename_durably(with_ending(from, kRecordEnding), with_ending(stems_[i], kRecordEnding));
   }
+  for (const fs::path& other : overwrites ? other_stems_ : std::vector<fs::path>()) {
+    std::error_code ignored;
+    if (!path_exists(with_ending(other, kRecordEnding))) continue;  // not of a build
+    for (const char* const ending : {".bin", ".idx", kRecordEnding}) fs::remove(with_ending(other, ending), ignored);
+  }
   leave();
 }
 
+// Under another name first: whoever begins meanwhile makes a folder of their own, of which nothing is removed.
 void Workplace::leave() {
-  std::error_code ignored;
-  fs::remove_all(folder_, ignored);
-  lock_.reset();
+  std::error_code error;
+  const fs::path left = folder_.string() + std::string(kLeftFolder) + random_id();
+  fs::rename(folder_, left, error);
+  fs::remove_all(error ? folder_ : left, error);
+  lock_ = {};
 }
 
-void Workplace::refuse_what_is_there() const {
+void Workplace::refuse_what_is_there() {
   for (const fs::path& stem : stems_)
     for (const char* ending : {".bin", ".idx", kRecordEnding})
       if (const fs::path path = with_ending(stem, ending); path_exists(path)) {
-        std::error_code ignored;
-        if (fs::is_empty(folder_, ignored) || !path_exists(folder_ / "state.json")) fs::remove_all(folder_, ignored);
+        if (!path_exists(folder_ / "state.json")) leave();
         throw UserError(
             fmt::format("{}: is there, and was not made by this build of these files; --overwrite "
                         "replaces it, or name another --output",

@@ -60,7 +60,8 @@ class Workplace {
   // The records of the outputs, if they are there as this build would leave them: by their sizes, or reading them.
   std::optional<std::vector<nlohmann::json>> find_built(bool reads_all = false) const;
 
-  // Locks the folder, and tells how far a build of the same has come; nothing: begin.
+  // Locks the folder, and tells how far a build of the same has come; nothing: begin. What a build of others has left
+  // is in the way unless that one has ended by an error, which leaves nothing that anyone could go on with.
   std::optional<nlohmann::json> enter(bool overwrites);
 
   std::filesystem::path stem_within(std::size_t output) const { return folder_ / stems_[output].filename(); }
@@ -68,25 +69,24 @@ class Workplace {
 
   // Adds whose state it is.
   void save(nlohmann::json state) const;
-  // What is complete gets its names; what has them already keeps them.
-  void publish();
+  // The build that is under way ends by an error.
+  void note_failure() const;
+  // What is complete gets its names; what has them already keeps them. overwrites: other parts that builds with this
+  // output have left (a test part, say, that there is no more) go.
+  void publish(bool overwrites);
   // Removes the folder.
   void leave();
 
  private:
-  class Lock {
-   public:
-    explicit Lock(const std::filesystem::path& folder);
-
-   private:
-    FileDescriptor file_;
-  };
-  void refuse_what_is_there() const;
+  // Makes the folder and locks it: UserError if another process has.
+  void lock();
+  void refuse_what_is_there();
 
   std::filesystem::path folder_;
   std::vector<std::filesystem::path> stems_;
+  std::vector<std::filesystem::path> other_stems_;  // of the parts that this build does not have
   BuildId id_;
-  std::optional<Lock> lock_;
+  FileDescriptor lock_;
 };
 
 std::vector<CorpusOutput> outputs_of(const Workplace& work, const std::vector<std::string>& parts,

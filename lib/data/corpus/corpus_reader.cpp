@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <exception>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -12,6 +13,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "data/corpus/ordered_pipeline.h"
 #include "data/tokens/content_record.h"
 
 namespace scaletrain {
@@ -23,8 +25,8 @@ constexpr std::size_t kBatchBytes = 1u << 20;
 class BatchMaker final : public LineSink, public DocumentSink {
  public:
   BatchMaker(const CorpusRules& rules, const std::vector<CorpusPiece>& pieces, CorpusPlace from,
-             const std::function<void(std::unique_ptr<CorpusBatch>)>& use)
-      : rules_(rules), pieces_(pieces), place_(std::move(from)), use_(use) {}
+             const std::function<void(std::unique_ptr<CorpusBatch>)>& use, const FileRead& file_read)
+      : rules_(rules), pieces_(pieces), place_(std::move(from)), use_(use), file_read_(file_read) {}
 
   void read() {
     const std::size_t first = place_.piece;
@@ -35,7 +37,7 @@ class BatchMaker final : public LineSink, public DocumentSink {
 
   void line(std::string_view text, const LinePlace& place) override {
     add({.begin = 0, .size = 0, .place = place}, text);
-    place_.offset = place.offset + text.size() + 1;
+    place_.offset = place.offset + (file().kind == TextKind::parquet ? 1 : text.size() + 1);
     place_.line = place.number > 0 ? place.number + 1 : 0;
     if (batch_->bytes.size() >= kBatchBytes) hand_on();
   }
@@ -77,14 +79,27 @@ class BatchMaker final : public LineSink, public DocumentSink {
     const CorpusPiece& piece = pieces_[index];
     if (!goes_on)
       place_ = {.piece = index, .offset = piece.range.begin, .line = piece.range.line, .part = -1, .scan = {}};
-    if (file().kind == TextKind::jsonl) hand_on();
+    if (file().kind != TextKind::text) hand_on();
     file_position_ = 0;
-    const ReadingHooks hooks{.hasher = nullptr, .file_position = &file_position_};
+    Hasher hasher;
+    const ReadingHooks hooks{.hasher = file_read_ ? &hasher : nullptr, .file_position = &file_position_};
     if (file().kind == TextKind::jsonl) {
       TextRange range = piece.range;
       range.begin = place_.offset;
       range.line = place_.line;
       read_lines(file(), range, *this, hooks);
+    } else if (file().kind == TextKind::parquet) {
+      // The notes of what is skipped go to the batch in whose turn it is.
+      const auto first = static_cast<std::int64_t>(place_.offset);
+      TextNotes notes;
+      read_rows(
+          file(), rules_.source, first,
+          [&](std::string_view text, const LinePlace& place) {
+            batch().notes.add(std::exchange(notes, {}));
+            line(text, place);
+          },
+          notes, hooks);
+      batch().notes.add(notes);
     } else {
       scan_.emplace(file().path.string(), place_.offset);
       if (!place_.scan.empty()) scan_->restore(nlohmann::json::parse(place_.scan), file().path.string());
@@ -92,6 +107,7 @@ class BatchMaker final : public LineSink, public DocumentSink {
       scan_->finish(batch().notes);
       scan_.reset();
     }
+    if (file_read_) file_read_(piece.file, hasher.digest());
     bytes_before_ += bytes_of(piece);
     // What was read of it is whole: reading goes on behind it.
     place_.piece = index + 1;
@@ -101,9 +117,9 @@ class BatchMaker final : public LineSink, public DocumentSink {
       place_.line = pieces_[index + 1].range.line;
     }
     file_position_ = 0;
-    // A batch is of JSONL or of text, and of one file of JSONL.
-    const bool is_jsonl = rules_.source.files[piece.file].kind == TextKind::jsonl;
-    if (batch_ && (is_jsonl || batch_->bytes.size() >= kBatchBytes)) hand_on();
+    // A batch is of text, or of one file of records.
+    const bool is_text = rules_.source.files[piece.file].kind == TextKind::text;
+    if (batch_ && (!is_text || batch_->bytes.size() >= kBatchBytes)) hand_on();
   }
 
   CorpusBatch& batch() {
@@ -157,6 +173,7 @@ class BatchMaker final : public LineSink, public DocumentSink {
   const std::vector<CorpusPiece>& pieces_;
   CorpusPlace place_;
   const std::function<void(std::unique_ptr<CorpusBatch>)>& use_;
+  const FileRead& file_read_;
   std::unique_ptr<CorpusBatch> batch_;
   std::string pending_;
   std::size_t wanted_ = kBatchBytes;
@@ -235,6 +252,7 @@ CorpusPlace CorpusPlace::from_json(const nlohmann::json& value, const std::strin
 
 void tokenise(CorpusBatch& batch, const CorpusRules& rules) {
   const auto append = [&](std::string_view text, std::size_t part, bool begins, bool ends) {
+    if (rules.only && part != *rules.only) return;
     if (begins) {
       const auto before = rules.tokenizer.before_document();
       batch.tokens.insert(batch.tokens.end(), before.begin(), before.end());
@@ -254,7 +272,10 @@ void tokenise(CorpusBatch& batch, const CorpusRules& rules) {
     }
     const std::string where = line_text(*batch.file, text.place);
     try {
-      const std::string document = document_of_line(bytes, rules.source.field, where);
+      // Of Parquet the text is the document.
+      std::string parsed;
+      if (batch.file->kind == TextKind::jsonl) parsed = document_of_line(bytes, rules.source.field, where);
+      const std::string_view document = batch.file->kind == TextKind::jsonl ? parsed : bytes;
       note_odd_document(document, where, batch.notes);
       if (!document.empty()) append(document, part_of_document(document_hash(document), rules.shares), true, true);
     } catch (const BadRecordError& error) {
@@ -271,8 +292,24 @@ CorpusPlace first_place(const std::vector<CorpusPiece>& pieces) {
 }
 
 void read_corpus(const CorpusRules& rules, const std::vector<CorpusPiece>& pieces, const CorpusPlace& from,
-                 const std::function<void(std::unique_ptr<CorpusBatch>)>& use) {
-  BatchMaker(rules, pieces, from, use).read();
+                 const std::function<void(std::unique_ptr<CorpusBatch>)>& use, const FileRead& file_read) {
+  BatchMaker(rules, pieces, from, use, file_read).read();
+}
+
+void tokenise_corpus(const CorpusReading& reading) {
+  OrderedPipeline<CorpusBatch> pipeline(
+      reading.threads, [&reading](CorpusBatch& batch) { tokenise(batch, reading.rules); }, reading.write);
+  std::exception_ptr unreadable;
+  try {
+    read_corpus(
+        reading.rules, reading.pieces, reading.from,
+        [&pipeline](std::unique_ptr<CorpusBatch> batch) { pipeline.submit(std::move(batch)); }, reading.file_read);
+  } catch (const InputError&) {  // a BadRecordError too
+    unreadable = std::current_exception();
+  }
+  // What is wrong before that is told first, if anything is.
+  pipeline.finish_all();
+  if (unreadable) std::rethrow_exception(unreadable);
 }
 
 }  // namespace scaletrain

@@ -1,5 +1,6 @@
-// Internal to lib/data: the documents of a list of files in batches of about a megabyte, each of which can be tokenised
-// by itself, and from the end of each of which reading can go on later.
+// Internal to lib/data: the one way from text to tokens, of `data build` and of the cache of tokenised text: the
+// documents of a list of files in batches of about a megabyte, each of which can be tokenised by itself, and from the
+// end of each of which reading can go on later.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,7 +43,7 @@ std::vector<CorpusPiece> pieces_of_shard(const TextSource& source, std::int64_t 
 // Where reading goes on.
 struct CorpusPlace {
   std::size_t piece = 0;
-  std::uint64_t offset = 0;  // in the file's text
+  std::uint64_t offset = 0;  // in the file's text; of Parquet the row
   std::int64_t line = 0;     // its number; 0: not known
   // Of a document that has begun before: the part that it falls to; -1: a document begins here.
   std::int64_t part = -1;
@@ -80,12 +82,13 @@ struct CorpusBatch {
   std::vector<Run> runs;
 };
 
-// How text is tokenised; as token_cache.h does.
+// How text is tokenised.
 struct CorpusRules {
   const TextSource& source;
   const Tokenizer& tokenizer;
   std::vector<double> shares{1.0};
-  bool appends_end = true;  // the tokenizer's end_of_document() behind each document
+  bool appends_end = true;            // the tokenizer's end_of_document() behind each document
+  std::optional<std::size_t> only{};  // documents of the other parts are left out, and cost no tokenising
 };
 
 // Fills in the batch's tokens and runs, and adds to its notes. Concurrent calls with different batches are fine.
@@ -94,8 +97,25 @@ void tokenise(CorpusBatch& batch, const CorpusRules& rules);
 // Where reading the pieces begins.
 CorpusPlace first_place(const std::vector<CorpusPiece>& pieces);
 
-// Reads the pieces from the place on and hands on batches, none empty but maybe the last.
+// Hears the hash of a file's bytes as soon as it has been read; whoever reads whole files from their beginnings may
+// ask.
+using FileRead = std::function<void(std::size_t file, std::uint64_t hash)>;
+
+// Reads the pieces from the place on and hands on batches, none empty but maybe the last. file_read may be empty.
 void read_corpus(const CorpusRules& rules, const std::vector<CorpusPiece>& pieces, const CorpusPlace& from,
-                 const std::function<void(std::unique_ptr<CorpusBatch>)>& use);
+                 const std::function<void(std::unique_ptr<CorpusBatch>)>& use, const FileRead& file_read = {});
+
+struct CorpusReading {
+  const CorpusRules& rules;
+  const std::vector<CorpusPiece>& pieces;
+  const CorpusPlace& from;
+  int threads = 1;
+  std::function<void(CorpusBatch&)> write{};  // each batch once it is tokenised, in order, by the thread that calls
+  FileRead file_read{};                       // may be empty
+};
+
+// Reads by the thread that calls, and tokenises by so many others. Of several errors the one that stands first in the
+// text is thrown.
+void tokenise_corpus(const CorpusReading& reading);
 
 }  // namespace scaletrain

@@ -168,14 +168,15 @@ class FileInspector {
   }
 
   void look_at_text(const FoundFile& file, InspectedFile& found) {
-    const Compression compression = compression_of(file.path);
-    found.kind = std::string(file.kind == FileKind::jsonl ? "JSONL" : "text") +
-                 (compression == Compression::gzip   ? " in gzip"
-                  : compression == Compression::zstd ? " in Zstandard"
-                                                     : "");
+    const TextFile text = text_file(file);
+    found.kind = std::string(file.kind == FileKind::jsonl     ? "JSONL"
+                             : file.kind == FileKind::parquet ? "Parquet"
+                                                              : "text") +
+                 (text.compression == Compression::gzip   ? " in gzip"
+                  : text.compression == Compression::zstd ? " in Zstandard"
+                                                          : "");
     found.bytes = stamp_of(file.path).bytes;
     if (!reads_all_ && options_.show == 0) return;
-    const TextFile text{file.path, file.kind == FileKind::jsonl ? TextKind::jsonl : TextKind::text, compression};
     const TextSource source{{text}, options_.field, options_.separator, options_.on_bad_record};
     DocumentCounter counter(options_.show, reads_all_);
     Hasher hasher;
@@ -192,15 +193,13 @@ class FileInspector {
   bool reads_all_;
 };
 
-std::vector<FoundFile> files_at(const std::string& path, const InspectionOptions& options) {
-  const SourceSpec spec{
-      .key = "data", .path = path, .type = options.type, .field = options.field, .separator = options.separator};
-  try {
-    return find_files(spec, options.report);
-  } catch (const UserError& error) {
-    // The key is none of a config's.
-    throw UserError(std::string(error.what()).substr(std::string("data.path: ").size()));
-  }
+SourceSpec spec_of(const std::string& path, const InspectionOptions& options) {
+  return {.key = "PATH",
+          .path = path,
+          .type = options.type,
+          .field = options.field,
+          .separator = options.separator,
+          .part = {}};
 }
 
 }  // namespace
@@ -208,7 +207,7 @@ std::vector<FoundFile> files_at(const std::string& path, const InspectionOptions
 Inspection inspect_data(const std::string& path, const InspectionOptions& options) {
   Inspection inspection;
   FileInspector inspector(options, inspection.notes, false);
-  for (const FoundFile& file : files_at(path, options)) {
+  for (const FoundFile& file : find_files(spec_of(path, options), options.report)) {
     inspection.files.emplace_back().path = file.path;
     inspector.look_at(file, inspection.files.back());
   }
@@ -219,7 +218,13 @@ Inspection verify_data(const std::string& path, const InspectionOptions& options
                        const std::function<void(std::uint64_t bytes, std::uint64_t all)>& progress) {
   Inspection inspection;
   FileInspector inspector(options, inspection.notes, true);
-  const std::vector<FoundFile> files = files_at(path, options);
+  std::vector<RefusedFile> refused;
+  const std::vector<FoundFile> files = find_files(spec_of(path, options), options.report, nullptr, {}, &refused);
+  for (RefusedFile& file : refused) {
+    InspectedFile& found = inspection.files.emplace_back();
+    found.path = std::move(file.path);
+    found.problem = std::move(file.problem);
+  }
   const auto bytes_of = [](const FoundFile& file) {
     std::error_code error;
     const auto bytes = fs::file_size(file.path, error);
@@ -238,6 +243,8 @@ Inspection verify_data(const std::string& path, const InspectionOptions& options
     done += bytes_of(file);
     if (progress) progress(done, all);
   }
+  std::stable_sort(inspection.files.begin(), inspection.files.end(),
+                   [](const InspectedFile& a, const InspectedFile& b) { return a.path.native() < b.path.native(); });
   return inspection;
 }
 

@@ -156,6 +156,16 @@ MegatronWriter::MegatronWriter(const std::filesystem::path& stem, TokenType type
       tokens_(beside(stem, ".bin"), static_cast<std::uint64_t>(extent.tokens * token_bytes(type))),
       documents_(beside(stem, ".documents"), static_cast<std::uint64_t>(extent.documents) * sizeof(std::int64_t)) {}
 
+bool MegatronWriter::is_there(const std::filesystem::path& stem, TokenType type, const Extent& extent) {
+  const auto has = [&stem](const char* ending, std::int64_t bytes) {
+    std::error_code error;
+    const auto size = std::filesystem::file_size(beside(stem, ending), error);
+    return !error && size >= static_cast<std::uint64_t>(bytes);
+  };
+  return has(".bin", extent.tokens * token_bytes(type)) &&
+         has(".documents", extent.documents * std::int64_t{sizeof(std::int64_t)});
+}
+
 void MegatronWriter::append(std::span<const std::int32_t> tokens) {
   if (type_ == TokenType::i32) {
     tokens_.append(std::as_bytes(tokens));

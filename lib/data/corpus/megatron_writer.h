@@ -34,6 +34,9 @@ class MegatronWriter {
   MegatronWriter(const std::filesystem::path& stem, TokenType type, const Extent& extent,
                  std::int64_t longest_sequence = kLongestSequence);
 
+  // Whether one could go on at the extent: the files are at least as long.
+  static bool is_there(const std::filesystem::path& stem, TokenType type, const Extent& extent);
+
   void append(std::span<const std::int32_t> tokens);
   void end_document();
   // Everything so far is on the disk.

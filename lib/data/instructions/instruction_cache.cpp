@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/text.h"
+#include "data/corpus/corpus_reader.h"
 #include "data/dataset.h"
 #include "data/instructions/instruction_encoder.h"
 #include "data/instructions/row_packer.h"
@@ -16,6 +17,11 @@
 namespace scaletrain {
 
 namespace {
+
+// Records are divided by their lines, as documents are by their text.
+bool is_in(const DocumentPart& part, std::string_view line) {
+  return part_of_document(document_hash(line), {1.0 - part.held_out, part.held_out}) == (part.is_held_out ? 1u : 0u);
+}
 
 class RecordReader final : public LineSink {
  public:
@@ -29,6 +35,7 @@ class RecordReader final : public LineSink {
   }
 
   void line(std::string_view text, const LinePlace& place) override {
+    if (source_.part && !is_in(*source_.part, text)) return;
     const std::string where = line_text(*file_, place);
     try {
       take(encoder_.encode(parse_instruction(text, encoder_.rules().records, where), where));

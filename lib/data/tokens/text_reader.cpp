@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -12,6 +13,8 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "data/instructions/instruction_record.h"
+#include "data/parquet/parquet_file.h"
+#include "data/tokens/content_record.h"
 #include "data/tokens/json_record.h"
 
 namespace scaletrain {
@@ -205,6 +208,7 @@ void note_odd_document(std::string_view document, const std::string& where, Text
 }
 
 std::string line_text(const TextFile& file, const LinePlace& place) {
+  if (file.kind == TextKind::parquet) return fmt::format("{}, row {}", file.path.string(), place.number);
   return place.number > 0 ? fmt::format("{}:{}", file.path.string(), place.number)
                           : fmt::format("{} at byte {}", file.path.string(), place.offset);
 }
@@ -253,6 +257,33 @@ void read_lines(const TextFile& file, const TextRange& range, LineSink& sink, co
   lines.finish();
 }
 
+void read_rows(const TextFile& file, const TextSource& source, std::int64_t first, const UseRow& use, TextNotes& notes,
+               const ReadingHooks& hooks) {
+  // The library reads the file in an order of its own.
+  if (hooks.hasher != nullptr) for_each_piece(file, 0, {.hasher = hooks.hasher}, [](std::string_view) { return true; });
+  const std::unique_ptr<ParquetColumn> column = open_parquet(file.path, source.field);
+  const auto rows = static_cast<double>(column->num_rows());
+  const auto bytes = static_cast<double>(stamp_of(file.path).bytes);
+  column->read(first, [&](std::int64_t row, bool is_null, std::string_view text) {
+    const LinePlace place{static_cast<std::uint64_t>(row), row + 1};
+    if (hooks.file_position != nullptr)
+      *hooks.file_position = static_cast<std::uint64_t>(bytes * static_cast<double>(row + 1) / rows);
+    if (!is_null) {
+      use(text, place);
+      return true;
+    }
+    const BadRecordError error(
+        "null in the column " + quoted(source.field),
+        fmt::format("{}: {} is null, expected text", line_text(file, place), quoted(source.field)));
+    if (source.on_bad_record == BadRecordPolicy::fail)
+      throw BadRecordError(
+          error.reason(),
+          fmt::format("{}; mend the row, or have such rows left out (on_bad_record: skip)", error.what()));
+    notes.add_skipped(error);
+    return true;
+  });
+}
+
 void read_text(const TextFile& file, const TextSource& source, std::uint64_t begin, DocumentSink& sink,
                OddTextScan& scan, const ReadingHooks& hooks) {
   if (source.separator) {
@@ -280,6 +311,15 @@ void read_documents(const TextFile& file, const TextSource& source, DocumentSink
     OddTextScan scan(file.path.string());
     read_text(file, source, 0, sink, scan, {.hasher = &hasher});
     return scan.finish(notes);
+  }
+  if (file.kind == TextKind::parquet) {
+    return read_rows(file, source, 0,
+                     [&](std::string_view text, const LinePlace& place) {
+                       note_odd_document(text, line_text(file, place), notes);
+                       sink.text(text);
+                       sink.end_document(place.offset + 1);
+                     },
+                     notes, {.hasher = &hasher});
   }
   ParsedLines lines(file, source, sink, notes);
   read_lines(file, {}, lines, {.hasher = &hasher});

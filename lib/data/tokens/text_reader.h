@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -30,7 +31,7 @@ struct LinePlace {
   std::int64_t number = 0;   // from 1 on; 0: not known, since the lines before were not read
 };
 
-// "file:17", or "file at byte 1234".
+// "file:17", or "file at byte 1234"; of Parquet "file, row 17".
 std::string line_text(const TextFile& file, const LinePlace& place);
 
 class LineSink {
@@ -66,6 +67,12 @@ BadRecordError too_long_line(const std::string& where);
 [[noreturn]] void throw_changed_file(const std::filesystem::path& file);
 // What a document is told for that JSON lets be in one: NUL.
 void note_odd_document(std::string_view document, const std::string& where, TextNotes& notes);
+
+// Parquet: the column source.field, from that row on, in which a null is a bad record: it is skipped or thrown, as
+// source.on_bad_record says. place.offset is the row, place.number that from 1 on.
+using UseRow = std::function<void(std::string_view text, const LinePlace& place)>;
+void read_rows(const TextFile& file, const TextSource& source, std::int64_t first, const UseRow& use, TextNotes& notes,
+               const ReadingHooks& hooks = {});
 
 // Text: its documents, from `begin` on: where a document begins or, without a separator, anywhere.
 void read_text(const TextFile& file, const TextSource& source, std::uint64_t begin, DocumentSink& sink,

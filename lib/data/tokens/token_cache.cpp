@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
+#include <bit>
 #include <cerrno>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
@@ -18,11 +18,11 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "data/corpus/corpus_reader.h"
 #include "data/instructions/instruction_cache.h"
 #include "data/tokens/cache_format.h"
 #include "data/tokens/packed_file.h"
 #include "data/tokens/text_notes.h"
-#include "data/tokens/text_reader.h"
 #include "data/tokens/token_formats.h"
 #include "data/tokens/token_type.h"
 
@@ -39,27 +39,34 @@ void tell(const Reporter& report, const std::string& message) {
   if (report) report(message);
 }
 
+// Changes when documents would fall to other parts. Where all are read, nothing stands in its place.
+constexpr std::uint64_t kDividingRules = 0x7370'6c69'7400'0001;
+
 // Changes when other records would be skipped. Where none is, nothing stands in its place.
 constexpr std::uint64_t kSkippingRules = 0x736b697000000001;
 
-bool has_jsonl(const TextSource& source) {
+bool has_records(const TextSource& source) {
   return std::any_of(source.files.begin(), source.files.end(),
-                     [](const TextFile& file) { return file.kind == TextKind::jsonl; });
+                     [](const TextFile& file) { return file.kind != TextKind::text; });
 }
 
 // Text has no bad records.
 bool skips_records(const TextSource& source) {
-  return source.on_bad_record == BadRecordPolicy::skip && has_jsonl(source);
+  return source.on_bad_record == BadRecordPolicy::skip && has_records(source);
 }
 
 // Everything that decides the content of the cache.
 std::uint64_t cache_key(const TextSource& source, const Tokenizer& tokenizer,
                         const std::vector<FileContent>& contents) {
-  std::vector<std::uint64_t> numbers = {kTextRules, tokenizer.hash(), has_jsonl(source) ? hash_text(source.field) : 0,
+  std::vector<std::uint64_t> numbers = {kTextRules, tokenizer.hash(), has_records(source) ? hash_text(source.field) : 0,
                                         source.separator ? 1u : 0u,
                                         source.separator ? hash_text(*source.separator) : 0};
   if (skips_records(source)) numbers.push_back(kSkippingRules);
   if (source.instructions) numbers.push_back(source.instructions->hash());
+  if (source.part) {
+    numbers.push_back(kDividingRules ^ std::uint64_t{source.part->is_held_out});
+    numbers.push_back(std::bit_cast<std::uint64_t>(source.part->held_out));
+  }
   for (std::size_t i = 0; i < contents.size(); ++i) {
     // Of a file that is not compressed it is what it always was.
     const auto compression = static_cast<std::uint64_t>(source.files[i].compression);
@@ -68,50 +75,6 @@ std::uint64_t cache_key(const TextSource& source, const Tokenizer& tokenizer,
   }
   return hash_bytes(std::as_bytes(std::span(numbers)));
 }
-
-// Tokenises documents as they come and puts the end-of-document token behind each. Documents without a byte are left
-// out.
-class TokenSink final : public DocumentSink {
- public:
-  TokenSink(const Tokenizer& tokenizer, CacheWriter& writer) : tokenizer_(tokenizer), writer_(writer) {}
-
-  void text(std::string_view piece) override {
-    pending_ += piece;
-    if (pending_.size() < wanted_) return;
-    const std::size_t cut = tokenizer_.safe_cut(pending_);
-    // Where there is none, the next look is at twice as much: all looks together then take linear time.
-    wanted_ = cut == 0 ? 2 * pending_.size() : kEncodeBytes;
-    if (cut == 0) return;
-    append(std::string_view(pending_).substr(0, cut));
-    pending_.erase(0, cut);
-  }
-
-  void end_document(std::uint64_t) override {
-    if (!pending_.empty() || started_) {
-      append(pending_);
-      if (const auto end = tokenizer_.end_of_document()) writer_.append(std::array{*end});
-      writer_.end_document();
-    }
-    pending_.clear();
-    started_ = false;
-    wanted_ = kEncodeBytes;
-  }
-
- private:
-  static constexpr std::size_t kEncodeBytes = 1u << 20;
-
-  void append(std::string_view part) {
-    if (!started_) writer_.append(tokenizer_.before_document());
-    writer_.append(started_ ? tokenizer_.encode_rest(part) : tokenizer_.encode(part));
-    started_ = true;
-  }
-
-  const Tokenizer& tokenizer_;
-  CacheWriter& writer_;
-  std::string pending_;
-  std::size_t wanted_ = kEncodeBytes;  // so much must be pending before it is looked at
-  bool started_ = false;               // some of the document was written already
-};
 
 enum class LockResult { held, taken_by_other, unsupported };
 
@@ -209,29 +172,63 @@ void write_notes(const TextNotes& notes, const TextSource& source, const std::fi
   write_file_durably(notes_path(path), notes.to_json().dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
-void build_instructions(const TextSource& source, const Tokenizer& tokenizer, const std::vector<FileContent>& contents,
-                        std::uint64_t key, const std::filesystem::path& path) {
+void build_instructions(const CacheRequest& request, std::uint64_t key, const std::filesystem::path& path) {
+  const TextSource& source = request.source;
+  const Tokenizer& tokenizer = request.tokenizer;
   TemporaryCache<PackedWriter> temporary(path.parent_path(), path.stem().string(), tokenizer.vocab_size(),
                                          source.instructions->context);
   PackedCounts told;
-  const TextNotes notes = write_instructions(source, tokenizer, contents, temporary.writer(), told);
+  const TextNotes notes = write_instructions(source, tokenizer, request.contents, temporary.writer(), told);
   temporary.writer().finish(told, key, tokenizer.hash());
   write_notes(notes, source, path);
   temporary.rename_to(path);
 }
 
-void build(const TextSource& source, const Tokenizer& tokenizer, const std::vector<FileContent>& contents,
-           std::uint64_t key, const std::filesystem::path& path) {
-  if (source.instructions) return build_instructions(source, tokenizer, contents, key, path);
+// Which parts of documents there are, and the one that is read.
+CorpusRules rules_of(const TextSource& source, const Tokenizer& tokenizer) {
+  if (!source.part) return {.source = source, .tokenizer = tokenizer};
+  return {.source = source,
+          .tokenizer = tokenizer,
+          .shares = {1.0 - source.part->held_out, source.part->held_out},
+          .only = source.part->is_held_out ? 1u : 0u};
+}
+
+void build(const CacheRequest& request, std::uint64_t key, const std::filesystem::path& path) {
+  const TextSource& source = request.source;
+  const Tokenizer& tokenizer = request.tokenizer;
+  if (source.instructions) return build_instructions(request, key, path);
   TemporaryCache<CacheWriter> temporary(path.parent_path(), path.stem().string(), tokenizer.vocab_size());
-  TokenSink sink(tokenizer, temporary.writer());
+  CacheWriter& writer = temporary.writer();
   TextNotes notes;
-  for (std::size_t i = 0; i < source.files.size(); ++i) {
-    Hasher hasher;
-    read_documents(source.files[i], source, sink, hasher, notes);
-    if (hasher.digest() != contents[i].hash) throw_changed_file(source.files[i].path);
-  }
-  temporary.writer().finish(key, tokenizer.hash());
+  std::vector<CorpusPiece> pieces;  // all files, each from its beginning to its end
+  for (std::size_t i = 0; i < source.files.size(); ++i) pieces.push_back({i, {}});
+  std::uint64_t bytes = 0;
+  for (const FileContent& content : request.contents) bytes += content.bytes;
+  const CorpusRules rules = rules_of(source, tokenizer);
+  const CorpusPlace from = first_place(pieces);
+  tokenise_corpus({.rules = rules,
+                   .pieces = pieces,
+                   .from = from,
+                   .threads = request.threads,
+                   .write =
+                       [&](CorpusBatch& batch) {
+                         std::size_t begin = 0;
+                         for (const CorpusBatch::Run& run : batch.runs) {
+                           writer.append(std::span(batch.tokens).subspan(begin, run.end - begin));
+                           if (run.ends_document) writer.end_document();
+                           begin = run.end;
+                         }
+                         // Of the part that is read beside the held-out one all is told.
+                         if (!rules.only || *rules.only == 0) notes.add(batch.notes);
+                         if (request.progress) request.progress(request.name, batch.bytes_read, bytes);
+                       },
+                   .file_read =
+                       [&](std::size_t file, std::uint64_t hash) {
+                         if (hash == request.contents[file].hash) return;
+                         throw InputError(source.files[file].path.string() +
+                                          ": the file changed while it was read; start again when it is complete");
+                       }});
+  writer.finish(key, tokenizer.hash());
   write_notes(notes, source, path);
   temporary.rename_to(path);
 }
@@ -247,7 +244,8 @@ std::unique_ptr<TokenFile> open_cache_of(const TextSource& source, const std::fi
 class CachePlace {
  public:
   explicit CachePlace(const CacheRequest& request)
-      : source_(request.source),
+      : request_(request),
+        source_(request.source),
         contents_(request.contents),
         tokenizer_(request.tokenizer),
         record_(request.record),
@@ -281,7 +279,7 @@ class CachePlace {
     for (const FileContent& content : contents_) bytes += content.bytes;
     tell(report_, fmt::format("tokenising {} ({}) into {}", bytes_text(bytes), counted(source_.files.size(), "file"),
                               path.string()));
-    build(source_, tokenizer_, contents_, key_, path);
+    build(request_, key_, path);
     auto file = open_verified(path, keeping);
     tell_all(path, *file);
     return file;
@@ -331,6 +329,7 @@ class CachePlace {
     return folder / (to_hex(key_) + std::string(token_cache_extension));
   }
 
+  const CacheRequest& request_;
   const TextSource& source_;
   const std::vector<FileContent>& contents_;
   const Tokenizer& tokenizer_;
@@ -379,7 +378,7 @@ std::uint64_t text_identity(const TextSource& source, std::size_t file, const Fi
   const TextFile& alone = source.files[file];
   const bool is_text = alone.kind == TextKind::text;
   return cache_key(
-      {{alone}, source.field, is_text ? source.separator : std::nullopt, source.on_bad_record, source.instructions},
+      {{alone}, source.field, is_text ? source.separator : std::nullopt, source.on_bad_record, source.instructions, source.part},
       tokenizer, {content});
 }
 

@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -32,7 +33,7 @@
 
 namespace scaletrain {
 
-enum class TextKind { text, jsonl };
+enum class TextKind { text, jsonl, parquet };
 
 struct TextFile {
   std::filesystem::path path;
@@ -40,12 +41,21 @@ struct TextFile {
   Compression compression = Compression::none;
 };
 
+// Documents are divided by a hash of what each begins with, as `data build --split` divides them: the same document is
+// always on the same side.
+struct DocumentPart {
+  double held_out = 0.0;     // the share of the part that is held out
+  bool is_held_out = false;  // which of the two is read
+  bool operator==(const DocumentPart&) const = default;
+};
+
 struct TextSource {
   std::vector<TextFile> files;           // in this order
-  std::string field = "text";            // JSONL: the member that is the document
+  std::string field = "text";            // JSONL: the member that is the document; Parquet: the column
   std::optional<std::string> separator;  // text: a line that ends a document
   BadRecordPolicy on_bad_record = BadRecordPolicy::fail;
   std::optional<InstructionRules> instructions{};  // all files are JSONL of such records; nothing: of text
+  std::optional<DocumentPart> part{};  // of the documents; nothing: all
 };
 
 inline constexpr std::string_view token_cache_extension = ".tokens";
@@ -81,6 +91,9 @@ struct CacheRequest {
   ContentRecord& record;
   const Reporter& report;
   std::string name{};  // for messages: "data.train.0: data/web"
+  int threads = 1;     // that tokenise; the bytes are the same for any number
+  // Hears how much of the files is read: nothing of what is built already. May be empty.
+  std::function<void(const std::string& name, std::uint64_t bytes, std::uint64_t all)> progress{};
 };
 
 // Opens the cache of the source, building it if need be.

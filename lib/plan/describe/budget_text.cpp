@@ -127,6 +127,11 @@ std::string shortage_verdict(const RunWork& work) {
                                  short_count(*work.allowed_samples), short_count(work.samples_left), from_step(work)));
 }
 
+// Whether the length of the run is, if only about.
+bool is_known(const PlanFacts& facts) {
+  return facts.options.step_count != StepCount::unknown;
+}
+
 // Of the transfers of an update; empty where there are none.
 std::string update_text(const PlanFacts& facts, const RunTime& time) {
   if (!facts.phase.offload) return {};
@@ -144,9 +149,10 @@ std::string time_value(const PlanFacts& facts, const RunTime& time) {
   std::string of = fmt::format("{} ({}{}{})", budget.name, rate_text(budget.peak_flops),
                                time.devices > 1 ? " each" : "", is_device ? "" : ", measured now");
   if (time.devices > 1) of = fmt::format("{} x {}", time.devices, of);
-  std::string text = fmt::format("{} a step, {} tokens/s, {} in all", short_duration(time.step_seconds),
-                                 short_count(time.tokens_per_second), short_duration(time.seconds));
-  if (is_device || time.devices > 1)
+  std::string text =
+      fmt::format("{} a step, {} tokens/s", short_duration(time.step_seconds), short_count(time.tokens_per_second));
+  if (is_known(facts)) text += fmt::format(", {} in all", short_duration(time.seconds));
+  if (is_known(facts) && (is_device || time.devices > 1))
     text += fmt::format(", {} {}-hours", hours_text(time.seconds / 3600 * static_cast<double>(time.devices)),
                         is_device ? "device" : "host");
   text += fmt::format("; at {:.0f} % (assumed) of the peak of {}", 100 * assumed_share_of_peak, of);
@@ -201,17 +207,36 @@ std::string shortage_text(const PlanFacts& facts) {
       "data.train.0.epochs: the run's {}{}{} need{} {} samples, and the epoch caps of data.train leave about {}; raise "
       "data.train[].epochs, reduce {}, or leave one source without a cap",
       is_one ? "" : whole_digits(work.steps_left) + " ", is_one ? "step" : "steps", from_step(work), is_one ? "s" : "",
-      whole_digits(work.samples_left), whole_digits(*work.allowed_samples),
-      facts.config.train.tokens ? "train.tokens" : "train.steps");
+      whole_digits(work.samples_left), whole_digits(*work.allowed_samples), facts.config.train.length_key());
+}
+
+std::string steps_text(const PlanFacts& facts) {
+  const std::string steps = grouped_digits(static_cast<std::uint64_t>(facts.phase.num_steps));
+  switch (facts.options.step_count) {
+    case StepCount::exact:
+      return steps;
+    case StepCount::estimated:
+      return fmt::format("about {} (train.epochs {}, by the sizes of the files; a start counts)", steps,
+                         *facts.config.train.epochs);
+    case StepCount::unknown:
+      return fmt::format("so many as train.epochs {} are, which a start counts,", *facts.config.train.epochs);
+  }
+  SCALETRAIN_CHECK(false);
 }
 
 std::string budget_text(const PlanFacts& facts) {
   const RunWork& work = facts.work_of_run;
+  const bool is_exact = facts.options.step_count == StepCount::exact;
   std::string text = shortage_verdict(work) + verdict_text(facts);
-  text += keyed_lines(
-      "work", fmt::format("{} in {} and {}, {:.3g} FLOP", short_count_text(work.tokens, "token"),
-                          short_count_text(work.samples, "sample"), short_count_text(work.steps, "step"), work.flops));
-  if (!work.epochs.empty() || !work.uncounted_caps.empty()) text += keyed_lines("data", data_value(work));
+  text +=
+      keyed_lines("work", fmt::format("{}{} in {} and {}, {:.3g} FLOP",
+                                      is_exact          ? ""
+                                      : is_known(facts) ? "about "
+                                                        : "of a step: ",
+                                      short_count_text(work.tokens, "token"), short_count_text(work.samples, "sample"),
+                                      short_count_text(work.steps, "step"), work.flops));
+  if (is_known(facts) && (!work.epochs.empty() || !work.uncounted_caps.empty()))
+    text += keyed_lines("data", data_value(work));
   if (facts.time) text += keyed_lines("time", time_value(facts, *facts.time));
   return text;
 }

@@ -345,7 +345,7 @@ std::string head_text(const PlanFacts& facts) {
   line("compute", fmt::format("{:.4g} FLOP per token, {}", model_flops_per_token(model, phase.table),
                               to_text(facts.config.compute_precision())));
   line("steps",
-       fmt::format("{} of {} ({} each)", grouped_digits(static_cast<std::uint64_t>(phase.num_steps)),
+       fmt::format("{} of {} ({} each)", steps_text(facts),
                    grouped_count(static_cast<std::uint64_t>(phase.global_batch), "sample"),
                    grouped_count(static_cast<std::uint64_t>(checked_mul(phase.global_batch, model.context)), "token")));
   const bool is_alone = phase.mesh.world() == 1;

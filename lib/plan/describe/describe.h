@@ -39,6 +39,10 @@ struct RunSoFar {
   std::vector<double> epochs_read{};  // by place in data.train
 };
 
+// What PhasePlan::num_steps is: of a run in epochs an estimate by the sizes of its files or, where these tell nothing,
+// one step, and the run is not told.
+enum class StepCount { exact, estimated, unknown };
+
 struct DescribeOptions {
   std::size_t backend_workspace = 0;  // of one rank
   bool all_on_one_host = true;        // as `run` starts them without a launcher, if launch.ranks_per_node allows it
@@ -51,6 +55,7 @@ struct DescribeOptions {
   std::vector<std::optional<SourceSize>> sources{};  // by place in data.train; nothing: not known
   // Where a start would go on, which the sources and their caps are told from; nothing: it begins.
   std::optional<RunSoFar> so_far{};
+  StepCount step_count = StepCount::exact;
 };
 
 // Size and time are bounded whatever the world: ranks are shown by pattern, long charts lose their middle.

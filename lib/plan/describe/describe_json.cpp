@@ -196,7 +196,7 @@ std::string facts_json(const PlanFacts& facts) {
         {"manifest_bytes", facts.save.manifest_bytes},
         {"list_bytes", facts.save.list_bytes}}},
       {"flops_per_token", model_flops_per_token(phase.model, phase.table)},
-      {"steps", phase.num_steps},
+      {"steps", facts.options.step_count == StepCount::unknown ? json(nullptr) : json(phase.num_steps)},
       {"global_batch", phase.global_batch},
       {"micro_batch", phase.micro_batch.samples},
       {"micro_batches", phase.num_micro_batches},

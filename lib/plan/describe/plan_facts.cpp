@@ -132,7 +132,8 @@ RunWork run_work(const PlanFacts& facts) {
     work.steps_left = static_cast<double>(so_far->last_step - so_far->step);
   }
   work.samples_left = work.steps_left * static_cast<double>(phase.global_batch);
-  add_epochs(work, facts);
+  // What caps leave of a run whose length is not known nobody can tell.
+  if (facts.options.step_count != StepCount::unknown) add_epochs(work, facts);
   return work;
 }
 

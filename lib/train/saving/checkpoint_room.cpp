@@ -19,6 +19,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::int64_t fewest_kept = 2;  // by any pruning
+constexpr std::int64_t kManySteps = std::int64_t{1} << 40;
 
 // Saves of the whole run: no more checkpoints than that. By time: as many as it likes.
 std::int64_t most_saves(const CheckpointConfig& config, std::int64_t steps) {
@@ -64,11 +65,13 @@ CheckpointRoom checkpoint_room(const Config& config, const PhasePlan& plan, cons
   room.folder = checkpoints;
   room.each = checkpoint_bytes(plan.table, plan.optimizer_states.size(), plan.masters());
   room.available = available;
-  const std::int64_t steps = plan.first_step + plan.num_steps;
+  // Of a run in epochs that begins they are not known yet: enough for all that is kept, but by keep_every.
+  const bool is_known = !config.train.epochs || plan.num_steps > 0;
+  const std::int64_t steps = is_known ? plan.first_step + plan.num_steps : kManySteps;
   const std::int64_t keep = std::max(checkpoint.keep, fewest_kept);
   const std::int64_t best = checkpoint.best && config.early_stop ? 1 : 0;
   const std::int64_t multiples =
-      checkpoint.keep_every && *checkpoint.keep_every > 0 ? steps / *checkpoint.keep_every : 0;
+      is_known && checkpoint.keep_every && *checkpoint.keep_every > 0 ? steps / *checkpoint.keep_every : 0;
   room.most = std::min(keep + 1 + multiples, most_saves(checkpoint, steps)) + best;
   room.kept = fmt::format("checkpoint.keep {}", checkpoint.keep);
   if (best > 0) room.kept += ", the best";

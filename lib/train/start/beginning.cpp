@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/numbers/checked.h"
+#include "base/text.h"
 #include "config/keys/keys.h"
 #include "nn/init.h"
 #include "train/data/data_report.h"
@@ -39,7 +40,6 @@ RunState initial_state(WorkerParts& parts, const WorkerOptions& options) {
   } else {
     initialise_parameters(*parts.store, *parts.stream, parts.config.run.seed, host_threads(options), options.work);
   }
-  state.warmup = warmup_steps(parts.config, state);
   state.loss_scale = continue_loss_scale(std::nullopt, parts.config.precision);
   return state;
 }
@@ -108,6 +108,9 @@ void settle_data(WorkerParts& parts, Beginning& begin) {
   const bool is_same =
       history.continue_with(parts.data->description(), parts.phase.model.context, parts.phase.global_batch);
   parts.data->enter(history.mix());
+  // Of a run in epochs both are known by now alone.
+  check_warmup(parts.config, begin.state);
+  if (!begin.state.warmup) begin.state.warmup = warmup_steps(parts.config, begin.state);
   if (is_same) return;
   for (const std::string& line : joined_lines(history.mix(), before, parts.contents)) parts.log.info(line);
   for (const std::string& line : change_lines(history.mix(), before, parts.contents, begin.paths_before))
@@ -132,6 +135,14 @@ std::vector<SourceRecord> tell_sources(WorkerParts& parts, const RunState& state
   std::vector<SourceRecord> sources =
       source_records(*parts.data, parts.contents, state.history, checked_mul(steps, parts.phase.global_batch));
   for (const std::string& line : source_lines(sources, state.history.samples_consumed() > 0)) parts.log.info(line);
+  if (parts.config.train.epochs) {
+    std::int64_t samples = 0;
+    for (const SourceRecord& source : sources) samples = checked_add(samples, source.samples);
+    parts.log.info(fmt::format("train.epochs: {} times {} make {} of {}", *parts.config.train.epochs,
+                               grouped_count(static_cast<std::uint64_t>(samples), "sample"),
+                               grouped_count(static_cast<std::uint64_t>(state.step + steps), "step"),
+                               grouped_count(static_cast<std::uint64_t>(parts.phase.global_batch), "sample")));
+  }
   return sources;
 }
 

@@ -76,6 +76,7 @@ std::string manifest_path(const Checkpoint& checkpoint) {
 void tell_warmup(const Checkpoint& checkpoint, const Config& before, const Config& now, const Report& report) {
   RunState state = read_state(checkpoint.manifest(), manifest_path(checkpoint));
   if (!state.warmup) state.warmup = before.train.lr_schedule.warmup;
+  if (!has_last_step(now, state)) return;
   const std::int64_t warmup = warmup_steps(now, state);
   const std::int64_t fallback = default_warmup(last_step(now, state));
   if (warmup == fallback) return;
@@ -93,7 +94,8 @@ StartPoint start_after(const Checkpoint& checkpoint) {
 bool seems_complete(const Checkpoint& checkpoint, const Config& before, const Config& now) {
   const RunState state = read_state(checkpoint.manifest(), manifest_path(checkpoint));
   if (state.is_evaluation_due && has_evaluations(now)) return false;
-  return state.step >= last_step(now, state) || continue_early_stop(state.early_stop, before, now).stopped;
+  return (has_last_step(now, state) && state.step >= last_step(now, state)) ||
+         continue_early_stop(state.early_stop, before, now).stopped;
 }
 
 // The files may have moved, but what they hold decides the tokens.
@@ -477,9 +479,11 @@ std::optional<std::string> already_complete(const StartPoint& start, const Confi
   if (start.step >= last_step(config, state)) {
     const bool is_past = config.train.steps && start.step > *config.train.steps;
     const std::string done =
-        is_past ? fmt::format("step {}, past the {} of train.steps", start.step, *config.train.steps)
-        : config.train.steps
-            ? fmt::format("step {} of {}", start.step, *config.train.steps)
+        is_past              ? fmt::format("step {}, past the {} of train.steps", start.step, *config.train.steps)
+        : config.train.steps ? fmt::format("step {} of {}", start.step, *config.train.steps)
+        : config.train.epochs
+            ? fmt::format("step {}, and {} samples, {} epochs of its data, are trained on", start.step,
+                          grouped_number(state.history.samples_consumed()), *config.train.epochs)
             : fmt::format("step {}, and {} of {} tokens are trained on", start.step,
                           grouped_number(state.history.tokens_consumed()), grouped_number(*config.train.tokens));
     return fmt::format("already complete: {} holds {}; raise {} to go on", start.checkpoint->string(), done,

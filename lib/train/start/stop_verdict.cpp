@@ -17,7 +17,7 @@ MeasuredOn measured_now(const Config& config, const ValidationConfig& set) {
   data.verify = DataCheck::changed;
   const DataOptions options{
       .vocab = tokenizer->vocab_size(), .context = config.model.context, .seed = config.run.seed, .report = {}};
-  const std::string key = fmt::format("data.validation.{}", &set - config.data.validation.data());
+  const std::string key = validation_key(config.data, static_cast<std::size_t>(&set - config.data.validation.data()));
   return measured_on(*open_validation_set(set, data, *tokenizer, options, key), config);
 }
 

@@ -15,6 +15,7 @@
 #include "plan/hosts.h"
 #include "train/data/data_agreement.h"
 #include "train/data/data_files.h"
+#include "train/start/tokenising_progress.h"
 
 namespace scaletrain {
 
@@ -77,6 +78,12 @@ int host_threads(const WorkerOptions& options) {
   return options.threads > 0 ? options.threads : available_processors();
 }
 
+// The host's other ranks wait meanwhile. More than the reading thread can feed would only take memory.
+int tokenising_threads(const WorkerOptions& options) {
+  constexpr int most = 32;
+  return std::clamp(std::max(options.threads, available_processors()), 1, most);
+}
+
 WorkerParts::WorkerParts(const WorkerOptions& options, Config run_config, std::vector<MixSource> read,
                          StartUp& start_up)
     : config(std::move(run_config)),
@@ -110,7 +117,7 @@ WorkerParts::WorkerParts(const WorkerOptions& options, Config run_config, std::v
   files_of_start = files_to_keep_to(options, log);
   // A restart after a failure need not make the full check of the start again.
   const DataCheck check = options.start.cause.empty() ? config.data.verify : DataCheck::changed;
-  start_up.first_on_host([&](const std::string& found) { return open_data(found, check, read); });
+  start_up.first_on_host([&](const std::string& found) { return open_data(options, found, check, read); });
   allocate(options.work);
 }
 
@@ -182,23 +189,28 @@ LogOptions WorkerParts::log_options(const WorkerOptions& options) {
   return log_to;
 }
 
-std::string WorkerParts::open_data(const std::string& found_by_first, DataCheck check,
+std::string WorkerParts::open_data(const WorkerOptions& options, const std::string& found_by_first, DataCheck check,
                                    const std::vector<MixSource>& read) {
+  TokenisingProgress progress_of_text(is_first() ? options.console : nullptr, log);
   DataConfig asked = config.data;
   asked.verify = check;
   const DataClaim found = found_by_first.empty() ? DataClaim() : parse_claim(found_by_first);
-  const DataOptions data_options{.vocab = phase.model.vocab,
-                                 .context = phase.model.context,
-                                 .seed = config.run.seed,
-                                 .report = [this](const std::string& text) { log.info(text); },
-                                 .known = found.sources,
-                                 .read = read,
-                                 .only = files_of_start,
-                                 .opened = [this](SourceContent content) { contents.push_back(std::move(content)); }};
+  const DataOptions data_options{
+      .vocab = phase.model.vocab,
+      .context = phase.model.context,
+      .seed = config.run.seed,
+      .report = [this](const std::string& text) { log.info(text); },
+      .threads = tokenising_threads(options),
+      .progress = [&progress_of_text](const std::string& name, std::uint64_t bytes,
+                                      std::uint64_t all) { progress_of_text.update(name, bytes, all); },
+      .known = found.sources,
+      .read = read,
+      .only = files_of_start,
+      .opened = [this](SourceContent content) { contents.push_back(std::move(content)); }};
   data = open_training_data(asked, *tokenizer, data_options);
   for (std::size_t i = 0; i < asked.validation.size(); ++i)
-    validation.push_back(open_validation_set(asked.validation[i], asked, *tokenizer, data_options,
-                                             fmt::format("data.validation.{}", i)));
+    validation.push_back(
+        open_validation_set(asked.validation[i], asked, *tokenizer, data_options, validation_key(asked, i)));
   for (std::size_t i = 0; i < config.evaluate.tasks.size(); ++i) {
     const TaskConfig& task = config.evaluate.tasks[i];
     const std::string key = fmt::format("evaluate.tasks.{}", i);

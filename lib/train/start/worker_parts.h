@@ -75,7 +75,8 @@ struct WorkerParts {
   std::string memory_of_groups_text() const;
   std::int64_t count_gpus() const;
   // Takes and returns what opening the data finds out, as claim_text() has it.
-  std::string open_data(const std::string& found_by_first, DataCheck check, const std::vector<MixSource>& read);
+  std::string open_data(const WorkerOptions& options, const std::string& found_by_first, DataCheck check,
+                        const std::vector<MixSource>& read);
   void allocate(WorkCount* work);
 };
 

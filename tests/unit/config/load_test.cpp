@@ -225,7 +225,7 @@ TEST_CASE("unknown keys name the key that was meant") {
   CHECK(suggestion("modle") == "model");
   CHECK(suggestion("data.train.0.wieght") == "data.train.0.weight");
   CHECK(suggestion("data.train[0].wieght") == "data.train.0.weight");
-  CHECK(suggestion("num_epochs") == "data.train.0.epochs");
+  CHECK(suggestion("num_epochs") == "train.epochs");
   CHECK(suggestion("train.optimizer.weight_deacy") == "train.optimizer.weight_decay");
   CHECK(suggestion("train.precision") == "precision.compute");
   CHECK(suggestion("train.gradient_checkpointing") == "train.recompute");

@@ -91,11 +91,21 @@ TEST_CASE("a loss scale is for fp16 alone, and refused where nothing reads it") 
   CHECK(contains(other.notices[0], "precision.loss_scale: the file's value is not used"));
 }
 
-TEST_CASE("exactly one of steps and tokens") {
+TEST_CASE("exactly one of steps, tokens and epochs") {
   CHECK(contains(errors_of("data: {train: [{path: a}]}\ntrain: {steps: 200, tokens: 1M}\n"),
                  "train.tokens: steps and tokens are both set"));
-  CHECK(contains(override_errors({"train.steps=null"}), "train.steps: is missing; set steps, or tokens"));
+  CHECK(contains(override_errors({"train.steps=null"}),
+                 "train.steps: is missing; set steps, tokens such as 10B, or epochs"));
   CHECK(override_errors({"train.steps=null", "train.tokens=10B"}) == "accepted");
+  CHECK(override_errors({"train.steps=null", "train.epochs=1.5"}) == "accepted");
+  CHECK(contains(errors_of("data: {train: [{path: a}]}\ntrain: {steps: 200, epochs: 2}\n"),
+                 "train.epochs: steps and epochs are both set; keep one"));
+  CHECK(contains(errors_of("data: {train: [{path: a}]}\ntrain: {tokens: 200, epochs: 2}\n"),
+                 "train.epochs: tokens and epochs are both set; keep one"));
+  for (const char* refused : {"train.epochs=0", "train.epochs=-1", "train.epochs=1e9", "train.epochs=all"}) {
+    CAPTURE(refused);
+    CHECK(contains(override_errors({"train.steps=null", refused}), "train.epochs"));
+  }
 }
 
 TEST_CASE("the run's length follows from tokens, rounded up") {
@@ -288,12 +298,58 @@ TEST_CASE("an override of one of steps and tokens beats the file's other one") {
   CHECK(steps.config.train.steps == 9);
   CHECK_FALSE(steps.config.train.tokens.has_value());
   CHECK(contains(override_errors({"train.steps=9", "train.tokens=1M"}), "steps and tokens are both set"));
+  const LoadedConfig epochs = load_text(resolved_yaml(tokens.config), {"train.epochs=1.5"});
+  CHECK(epochs.config.train.epochs == 1.5);
+  CHECK_FALSE(epochs.config.train.tokens.has_value());
+  CHECK(epochs.config.train.length_key() == std::string("train.epochs"));
+  CHECK(load_text(resolved_yaml(epochs.config), {"train.steps=9"}).config.train.steps == 9);
+  CHECK(load_text(resolved_yaml(epochs.config), {}).config.train.epochs == 1.5);
 }
 
 TEST_CASE("validation sets have distinct plain names") {
   CHECK(contains(errors_of(kWithSets, {"data.validation.1.name=web"}),
                  "data.validation.1.name: \"web\" names two validation sets; give each a name of its own"));
   CHECK(contains(errors_of(kWithSets, {"data.validation.1.name=../x"}), "expected a plain name"));
+}
+
+TEST_CASE("what a source holds out is a validation set beside the others, and stands in no file twice") {
+  const std::string text =
+      "data:\n  train: [{path: /a}, {path: /web, field: body, split: {validation: 1%, name: held}}]\n"
+      "  validation: [{name: books, path: /books}]\ntrain: {steps: 200}\n"
+      "early_stop: {metric: validation/held/loss}\n";
+  const Config config = load_text(text, {}).config;
+  CHECK(config.data.train[1].split->validation == 0.01);
+  REQUIRE(config.data.validation.size() == 2);
+  CHECK(config.data.validation[1].name == "held");
+  CHECK(config.data.validation[1].path == "/web");
+  CHECK(config.data.validation[1].field == "body");
+  CHECK(config.data.validation[1].held_out_of == std::size_t{1});
+  CHECK(validation_key(config.data, 0) == "data.validation.0");
+  CHECK(validation_key(config.data, 1) == "data.train.1.split");
+  const std::string resolved = resolved_yaml(config);
+  CHECK(contains(resolved, "split: {validation: 0.01, name: held}"));
+  CHECK_FALSE(contains(resolved, "name: held, path"));
+  const Config again = parse_resolved_config(resolved, "config.yaml");
+  CHECK(again.data.validation.size() == 2);
+  CHECK(resolved_yaml(again) == resolved);
+  CHECK(compare_configs(config, again).empty());
+
+  const auto errors = [&](const std::string& set) { return errors_of(text, {set}); };
+  CHECK(contains(errors("data.train.1.split.name=books"), "\"books\" names two validation sets"));
+  CHECK(contains(errors("data.train.0.split={validation: 1%}"), "data.train.0.split.name: is missing"));
+  CHECK(contains(errors("data.train.0.split={name: x}"), "data.train.0.split.validation: is missing"));
+  CHECK(contains(errors("data.train.1.split={validation: 1%, name: x, test: 1%}"),
+                 "unknown key \"data.train.1.split.test\""));
+  CHECK(contains(errors("data.train.1={path: /a.bin, type: tokens, split: {validation: 1%, name: held}}"),
+                 "data.train.1.split: documents are held out of text"));
+  for (const char* const share : {"0", "1", "100%", "-1%", "%", "99,1", "some", "1%%"}) {
+    CAPTURE(share);
+    CHECK(contains(errors(std::string("data.train.1.split.validation='") + share + "'") +
+                       errors(std::string("data.train.1.split.validation=") + share),
+                   "expected a share between nothing and all, such as 1% or 0.01"));
+  }
+  CHECK(load_text(text, {"data.train.1.split.validation=0.25"}).config.data.train[1].split->validation == 0.25);
+  CHECK(load_text(text, {"data.train.1.split.validation=12.5 %"}).config.data.train[1].split->validation == 0.125);
 }
 
 TEST_CASE("early stopping watches a metric that exists") {

@@ -13,6 +13,7 @@
 #include "base/hash.h"
 #include "data/dataset.h"
 #include "data/order/history.h"
+#include "data/parquet/parquet_file.h"
 #include "dataset_scene.h"
 #include "packed_text.h"
 #include "support/text.h"
@@ -146,8 +147,14 @@ TEST_CASE("compressed files are text or JSONL by the name within, and archives a
   CHECK(contains(message_of<UserError>([&] { kind("a.tar.gz"); }), "looks like no text"));
   CHECK(contains(message_of<UserError>([&] { kind("a.json.gz"); }), "or name its type"));
   CHECK(contains(message_of<UserError>([&] { kind("a.bin.zst"); }), "not compressed; unpack it"));
-  CHECK(contains(message_of<UserError>([&] { kind("a.parquet"); }),
-                 "a.parquet is Parquet, which is not read; write it as JSONL: python3 -c"));
+  CHECK(contains(message_of<UserError>([&] { kind("a.parquet.gz"); }), "not compressed again; unpack it"));
+  if (has_parquet_module()) {
+    CHECK(kind("a.parquet") == FileKind::parquet);
+  } else {
+    CHECK(contains(message_of<UserError>([&] { kind("a.parquet"); }),
+                   "a.parquet is Parquet, and this program was built without what reads it: build it with "
+                   "-DSCALETRAIN_PARQUET=ON, or write the file as JSONL: python3 -c"));
+  }
 }
 
 TEST_CASE("compressed sources give the samples of their text, and are other sources than it") {

@@ -365,3 +365,45 @@ TEST_CASE("the cache folder is the config's, the environment's, then the home's"
   if (!cache.empty()) ::setenv("SCALETRAIN_CACHE", cache.c_str(), 1);
   if (!home.empty()) ::setenv("HOME", home.c_str(), 1);
 }
+
+TEST_CASE("tokenised text is the same to the byte for any number of threads, and says how far it is") {
+  TempFolder folder;
+  std::string text;
+  std::string lines;
+  for (int i = 0; i < 300'000; ++i) {
+    text += std::to_string(i * 7919) + (i % 13 == 0 ? "\n%\n" : " ");
+    if (i % 3 == 0) lines += "{\"text\": \"" + std::string(static_cast<std::size_t>(i % 90), 'x') + "\"}\n";
+  }
+  TextSource source;
+  source.files = {{folder.write("a.txt", text), TextKind::text},
+                  {folder.write("b.jsonl", lines), TextKind::jsonl},
+                  {folder.write("empty.jsonl", ""), TextKind::jsonl},
+                  {folder.write("c.txt", "the last one"), TextKind::text}};
+  source.separator = "%";
+  const ByteTokenizer tokenizer;
+  ContentRecord record({.source = folder.path(), .folders = {}});
+  const std::vector<FileContent> contents = contents_of(source, record);
+  std::uint64_t all_bytes = 0;
+  for (const FileContent& content : contents) all_bytes += content.bytes;
+  std::string first;
+  for (const int threads : {1, 2, 5}) {
+    CAPTURE(threads);
+    std::vector<std::uint64_t> seen;
+    CacheRequest request{source, contents, tokenizer, record, {}, "a source", threads};
+    request.progress = [&](const std::string& name, std::uint64_t bytes, std::uint64_t all) {
+      CHECK(name == "a source");
+      CHECK(all == all_bytes);
+      seen.push_back(bytes);
+    };
+    const auto file = open_token_cache(request, folder / ("cache-" + std::to_string(threads)));
+    const std::string bytes = TempFolder::read(file->path());
+    if (first.empty()) first = bytes;
+    CHECK((bytes == first));
+    CHECK(seen.size() > 3);
+    CHECK(std::is_sorted(seen.begin(), seen.end()));
+    CHECK(seen.back() == all_bytes);
+    seen.clear();
+    open_token_cache(request, folder / ("cache-" + std::to_string(threads)));
+    CHECK(seen.empty());
+  }
+}
