@@ -129,7 +129,7 @@ struct LoadedModel::Impl {
                                      quoted(std::string_view(tensor.name))));
   }
 
-  void open_checkpoint(const fs::path& path) {
+  void open_checkpoint(const fs::path& path, const std::function<void()>& before_weights) {
     const Checkpoint checkpoint(path);
     const std::string where = (path / "manifest.json").string() + ": config";
     config = parse_resolved_config(checkpoint.manifest().config, where);
@@ -146,6 +146,7 @@ struct LoadedModel::Impl {
       throw InputError(fmt::format("{}: model.layers: {}, but the manifest lists only {} tensors", where,
                                    config.model.layers, checkpoint.manifest().tensors.size()));
     build(path.string(), tokenizer->vocab_size(), &checkpoint.manifest());
+    before_weights();
     load_weights(checkpoint);
   }
 
@@ -205,7 +206,8 @@ struct LoadedModel::Impl {
                     tokenizer ? "by its tokenizer.model" : "as token ids", refused, problem);
   }
 
-  void open_hugging_face(const fs::path& path, std::optional<TokenizerKind> asked) {
+  void open_hugging_face(const fs::path& path, std::optional<TokenizerKind> asked,
+                         const std::function<void()>& before_weights) {
     const HuggingFaceModel model(path);
     config.model = model.model_config();
     if (const auto& window = model.shape().window; window == config.model.context)
@@ -220,20 +222,24 @@ struct LoadedModel::Impl {
       tokenizer = make_tokenizer(config.data.tokenizer, config.model.vocab);
     }
     build(path.string(), *config.model.vocab, nullptr);
+    before_weights();
     model.load(*store, *stream);
   }
 };
 
 LoadedModel::LoadedModel(const LocatedModel& location, Backend& backend, Stream& stream,
-                         std::optional<TokenizerKind> hugging_face_tokenizer)
+                         std::optional<TokenizerKind> hugging_face_tokenizer, const BeforeWeights& before_weights)
     : impl_(std::make_unique<Impl>()) {
   impl_->backend = &backend;
   impl_->stream = &stream;
   impl_->base_folder = location.base;
+  const auto look = [&] {
+    if (before_weights) before_weights(*this);
+  };
   if (location.source == ModelSource::checkpoint) {
-    impl_->open_checkpoint(location.path);
+    impl_->open_checkpoint(location.path, look);
   } else {
-    impl_->open_hugging_face(location.path, hugging_face_tokenizer);
+    impl_->open_hugging_face(location.path, hugging_face_tokenizer, look);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -47,9 +48,12 @@ class LoadedModel {
   // Reads and verifies the weights. The backend and stream must outlive it. Of a Hugging Face
   // folder `hugging_face_tokenizer` says how text is read: as bytes, as a list of ids, or by the folder's tokenizer
   // (bpe, sentencepiece; InputError where that cannot be). Nothing: by the folder's tokenizer where there is one that
-  // can be used, else as ids.
+  // can be used, else as ids. `before_weights` is called when all but the weights is there, so that what is refused is
+  // refused before a large model is read.
+  using BeforeWeights = std::function<void(LoadedModel&)>;
   LoadedModel(const LocatedModel& location, Backend& backend, Stream& stream,
-              std::optional<TokenizerKind> hugging_face_tokenizer = TokenizerKind::ids);
+              std::optional<TokenizerKind> hugging_face_tokenizer = TokenizerKind::ids,
+              const BeforeWeights& before_weights = {});
   ~LoadedModel();
   LoadedModel(LoadedModel&&) noexcept;
   LoadedModel& operator=(LoadedModel&&) noexcept;

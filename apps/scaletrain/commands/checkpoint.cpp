@@ -8,7 +8,6 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <span>
 #include <string_view>
 #include <utility>
 
@@ -20,9 +19,11 @@
 #include "checkpoint/hugging_face/hugging_face.h"
 #include "checkpoint/load.h"
 #include "commands.h"
-#include "data/tokens/tokenizer.h"
+#include "export_gguf.h"
+#include "infer/exported_files.h"
 #include "infer/model.h"
 #include "model_choice.h"
+#include "option_checks.h"
 #include "train/run_state.h"
 #include "train/start/run_folder.h"
 
@@ -183,21 +184,22 @@ struct ExportArguments {
   std::string dtype = "fp32";
   bool adapter = false;
   std::string base;
+  std::vector<std::string> data;
+  std::int64_t batches = 0;
 };
 
-// What a reader of the folder must know of the text, since no file there says it.
-std::string tokenizer_notice(const Tokenizer& tokenizer, const std::string& folder) {
-  if (!tokenizer.reads_text())
-    return "notice: the folder has no tokenizer files: the model was trained on ready-made token ids. Put the files of "
-           "the tokenizer that made them there";
-  return fmt::format(
-      "notice: the folder has no tokenizer files: the model reads bytes. A token's id is the byte, 0 to 255, and {} "
-      "ends a document; here that is --tokenizer bytes: scaletrain generate {} --tokenizer bytes --prompt \"Once\"",
-      ByteTokenizer::kEndOfDocument, folder);
-}
-
-std::optional<std::int64_t> first_of(std::span<const std::int32_t> tokens) {
-  return tokens.empty() ? std::nullopt : std::optional<std::int64_t>(tokens.front());
+// What only one of the formats has.
+void check_format(const ExportArguments& arguments) {
+  const bool rounds = arguments.dtype == "int8" || arguments.dtype == "int4";
+  if (rounds && arguments.format != "gguf")
+    throw UserError(
+        fmt::format("--dtype: {} is of --to gguf; a Hugging Face folder holds fp32, bf16 or fp16", arguments.dtype));
+  if (!arguments.data.empty() && !rounds)
+    throw UserError("--data: it is what rounding to --dtype int8 or int4 is measured on; remove the option");
+  if (arguments.batches > 0 && !rounds)
+    throw UserError(
+        "--batches: it is how much of the data rounding to --dtype int8 or int4 is measured on; remove the "
+        "option");
 }
 
 DType dtype_of(const ExportArguments& arguments) {
@@ -227,30 +229,34 @@ ExitCode export_as_adapter(const ExportArguments& arguments) {
 }
 
 ExitCode export_model(const ExportArguments& arguments) {
+  check_format(arguments);
   if (arguments.adapter) return export_as_adapter(arguments);
   LocatedModel located = choose_model(arguments.path, arguments.best);
   located.base = arguments.base;
+  if (arguments.format == "gguf")
+    return export_as_gguf(
+        located,
+        {.file = arguments.output, .dtype = arguments.dtype, .data = arguments.data, .batches = arguments.batches});
   check_export_folder(arguments.output);  // before a large model is read for nothing
   const DType dtype = dtype_of(arguments);
   HuggingFaceExport request{.folder = arguments.output, .model = {}, .dtype = dtype, .tokenizer_files = {}};
   const auto backend = make_reference_backend(DType::f32);
   const auto stream = backend->make_stream();
   std::optional<LoadedModel> loaded;
-  with_older_named(located, [&] { loaded.emplace(located, *backend, *stream); });
+  with_older_named(located, [&] { loaded.emplace(located, *backend, *stream, std::nullopt); });
   LoadedModel& model = *loaded;
   request.model = model.config().model;
   request.model.vocab = model.transformer().spec().vocab;
-  request.tokens = {.begin = first_of(model.tokenizer().before_document()), .end = model.tokenizer().end_of_document()};
-  for (const fs::path& file : model.tokenizer().files()) request.tokenizer_files.push_back(file);
-  if (model.config().data.tokenizer.type == TokenizerKind::sentencepiece) request.tokenizer_name = "tokenizer.model";
+  ExportedText text = exported_text(model, located);
+  request.tokens = text.tokens;
+  request.tokenizer_files = std::move(text.files);
   const TensorReader read = [&](const Parameter& parameter, View out) {
     backend->copy(*stream, model.store().master(parameter.name), out);
     stream->synchronize();
   };
   export_hugging_face(model.store().table(), read, request);
   write_output(fmt::format("{}: a Hugging Face model, {}\n", arguments.output, arguments.dtype));
-  if (located.source == ModelSource::checkpoint && request.tokenizer_files.empty())
-    write_message(tokenizer_notice(model.tokenizer(), arguments.output));
+  if (!text.notice.empty()) write_message("notice: " + text.notice);
   return ExitCode::finished;
 }
 
@@ -279,10 +285,28 @@ Command add_checkpoint_export(CLI::App& app) {
   command->add_option("path", arguments->path, "A checkpoint, a run folder (its newest) or a Hugging Face folder")
       ->required();
   declare_best(*command, arguments->best);
-  command->add_option("--to", arguments->format, "The format")->check(CLI::IsMember({"huggingface"}))->required();
-  command->add_option("--output", arguments->output, "A new folder")->required()->type_name("FOLDER");
-  command->add_option("--dtype", arguments->dtype, "Of the weights")
-      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
+  command
+      ->add_option("--to", arguments->format,
+                   "The format: a Hugging Face folder, or a GGUF file, which llama.cpp and what is built on it run")
+      ->check(CLI::IsMember({"huggingface", "gguf"}))
+      ->required();
+  command->add_option("--output", arguments->output, "A new folder, or the new file of gguf")
+      ->required()
+      ->type_name("PATH");
+  command
+      ->add_option("--dtype", arguments->dtype,
+                   "Of the weights; int8 and int4, of gguf, round them in groups of 32, and say what that costs")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16", "int8", "int4"}))
+      ->capture_default_str();
+  command
+      ->add_option("--data", arguments->data,
+                   "int8, int4: what to measure the cost on (repeatable); else the config's validation sets, as "
+                   "much of each as the run's evaluations take")
+      ->type_name("PATH")
+      ->allow_extra_args(false);
+  command
+      ->add_option("--batches", arguments->batches, "int8, int4: at most so many batches of 8 samples of each; 0: all")
+      ->transform(whole_number(0))
       ->capture_default_str();
   command->add_flag("--adapter", arguments->adapter,
                     "Of a run with finetune.lora the adapters, as a folder for peft; else they are merged into the model");

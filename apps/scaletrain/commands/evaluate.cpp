@@ -18,7 +18,7 @@
 #include "data/dataset.h"
 #include "data/tasks/choice_task.h"
 #include "evaluate_report.h"
-#include "host/machine.h"
+#include "evaluation_sets.h"
 #include "infer/evaluate.h"
 #include "infer/measure_task.h"
 #include "model_argument.h"
@@ -42,52 +42,11 @@ struct EvaluateArguments {
   bool json = false;
 };
 
-struct NamedSet {
-  std::string name;
-  std::unique_ptr<ValidationSet> set;
-};
-
-RecordKind records_of(const EvaluateArguments& arguments) {
-  if (arguments.records == "messages") return RecordKind::messages;
-  return arguments.records == "prompt_completion" ? RecordKind::prompt_completion : RecordKind::text;
-}
-
-// How --data is read: as the model's config says, but that conversations are measured each by itself.
-DataConfig data_config_of(const EvaluateArguments& arguments, const Config& config) {
-  DataConfig data = config.data;
-  if (records_of(arguments) == RecordKind::text) return data;
-  data.documents.attention = DocumentAttention::within;
-  if (!arguments.chat_template.empty()) data.instructions.chat_template = arguments.chat_template;
-  return data;
-}
-
-std::vector<NamedSet> open_sets(const EvaluateArguments& arguments, LoadedModel& model) {
-  const Config& config = model.config();
-  const DataConfig data = data_config_of(arguments, config);
-  const DataOptions options{.vocab = model.transformer().spec().vocab,
-                            .context = model.transformer().spec().context,
-                            .seed = 0,
-                            .report = write_message,
-                            // The one in the config is of the run, which may be somebody else's.
-                            .caches_anywhere = true,
-                            .threads = available_processors()};
-  std::vector<ValidationConfig> sets;
-  for (const std::string& path : arguments.data) {
-    if (path.empty()) throw UserError("--data: a path is expected");
-    ValidationConfig& set = sets.emplace_back();
-    set.name = path;
-    set.path = std::filesystem::absolute(path).string();
-    set.records = records_of(arguments);
-  }
-  const bool own = sets.empty();
-  if (own) sets = config.data.validation;
-  if (sets.empty())
-    throw UserError("the model's config names no validation set: give --data PATH, or --task NAME=FILE");
-  std::vector<NamedSet> opened;
-  for (std::size_t i = 0; i < sets.size(); ++i)
-    opened.push_back({sets[i].name, open_validation_set(sets[i], data, model.tokenizer(), options,
-                                                        own ? validation_key(config.data, i) : "--data")});
-  return opened;
+SetRecords records_of(const EvaluateArguments& arguments) {
+  SetRecords records{.records = RecordKind::text, .chat_template = arguments.chat_template};
+  if (arguments.records == "messages") records.records = RecordKind::messages;
+  if (arguments.records == "prompt_completion") records.records = RecordKind::prompt_completion;
+  return records;
 }
 
 EvaluationResult evaluate_set(LoadedModel& model, const NamedSet& named, std::int64_t samples,
@@ -100,12 +59,6 @@ EvaluationResult evaluate_set(LoadedModel& model, const NamedSet& named, std::in
 
 std::string grouped(std::int64_t count) {
   return grouped_digits(static_cast<std::uint64_t>(count));
-}
-
-// Of a set of the config, how many of its samples the run's own evaluations measure.
-std::int64_t samples_of_run(const Config& config, std::int64_t all) {
-  const std::int64_t some = try_mul(config.evaluate.batches, config.train.global_batch).value_or(all);
-  return some == 0 ? all : std::min(some, all);
 }
 
 // Two losses of one set that are not over the same samples are no measure of progress.
@@ -135,7 +88,7 @@ SetReport report_on(const EvaluateArguments& arguments, OpenedModel& model, cons
                    .step = model.loaded.step(),
                    .set = named.name,
                    .result = result,
-                   .documents = data_config_of(arguments, model.loaded.config()).documents,
+                   .documents = data_config_of(records_of(arguments), model.loaded.config()).documents,
                    .samples = samples,
                    .samples_in_run = {},
                    .difference = {}};
@@ -165,21 +118,33 @@ std::vector<NamedTask> named_tasks(const EvaluateArguments& arguments) {
   return tasks;
 }
 
-TaskReport report_on(const EvaluateArguments& arguments, OpenedModel& model, const NamedTask& named) {
-  const ChoiceTask task(named.name, named.file, model.loaded.tokenizer(), model.loaded.transformer().spec().context,
-                        "--task " + named.name);
+// What --task names; without it and without --data those of the model's own config.
+std::vector<ChoiceTask> open_tasks(const EvaluateArguments& arguments, const std::vector<NamedTask>& named,
+                                   const LoadedModel& model) {
+  std::vector<ChoiceTask> tasks;
+  const auto open = [&](const std::string& name, const std::string& file, const std::string& where) {
+    tasks.emplace_back(name, file, model.tokenizer(), model.transformer().spec().context, where);
+  };
+  for (const NamedTask& task : named) open(task.name, task.file, "--task " + task.name);
+  if (!named.empty() || !arguments.data.empty()) return tasks;
+  const std::vector<TaskConfig>& own = model.config().evaluate.tasks;
+  for (std::size_t i = 0; i < own.size(); ++i) open(own[i].name, own[i].path, fmt::format("evaluate.tasks.{}", i));
+  return tasks;
+}
+
+TaskReport report_on(const EvaluateArguments& arguments, OpenedModel& model, const ChoiceTask& task) {
   const bool live = progress_options_for(stderr, 0, 1).live;
-  CountProgress progress(stderr, {.what = named.name, .unit = "choices", .live = live});
+  CountProgress progress(stderr, {.what = task.name(), .unit = "choices", .live = live});
   const std::vector<double> log_likelihoods =
       measure_rows(model.loaded, task, arguments.micro_batch,
                    [&progress](std::int64_t done, std::int64_t all) { progress.update(done, all); });
   for (const double value : log_likelihoods)
     if (!std::isfinite(value))
       throw InputError(fmt::format("{}: a log-likelihood of {} is {}: its weights are damaged or its training diverged",
-                                   named.name, model.path.string(), value));
+                                   task.name(), model.path.string(), value));
   return {.model = model.path.string(),
           .step = model.loaded.step(),
-          .task = named.name,
+          .task = task.name(),
           .score = task.score(log_likelihoods),
           .num_cut = task.num_cut()};
 }
@@ -206,11 +171,17 @@ ExitCode evaluate(const EvaluateArguments& arguments) {
   std::vector<SetReport> reports;
   std::vector<TaskReport> task_reports;
   for (const std::string& path : arguments.models) {
-    OpenedModel model(argument_of(arguments, path));
-    for (const NamedTask& task : tasks) task_reports.push_back(report_on(arguments, model, task));
-    if (!measures_sets) continue;
-    for (const NamedSet& named : open_sets(arguments, model.loaded))
-      reports.push_back(report_on(arguments, model, named));
+    std::vector<NamedSet> sets;
+    std::vector<ChoiceTask> measured;
+    OpenedModel model(argument_of(arguments, path), [&](LoadedModel& found) {
+      measured = open_tasks(arguments, tasks, found);
+      if (measures_sets) sets = open_sets(arguments.data, found, records_of(arguments));
+      if (sets.empty() && measured.empty())
+        throw UserError(
+            "the model's config names no validation set and no task: give --data PATH, or --task NAME=FILE");
+    });
+    for (const ChoiceTask& task : measured) task_reports.push_back(report_on(arguments, model, task));
+    for (const NamedSet& named : sets) reports.push_back(report_on(arguments, model, named));
   }
   if (!arguments.json) {
     const std::string sets = text_of(reports);
@@ -251,7 +222,7 @@ Command add_evaluate(CLI::App& app) {
   command
       ->add_option("--task", arguments->tasks,
                    "Multiple choice by log-likelihood: a JSONL file of `question`, `choices`, `answer` (repeatable); "
-                   "then no loss but on --data")
+                   "then no loss but on --data. Without --task and --data: the config's tasks too")
       ->type_name("NAME=FILE")
       ->allow_extra_args(false);
   command->add_option("--batches", arguments->batches, "At most so many micro-batches per set; 0: all")

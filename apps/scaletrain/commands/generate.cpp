@@ -28,19 +28,30 @@ struct GenerateArguments {
   GenerationOptions options{.max_tokens = 200, .samples = 1, .sampling = {.temperature = 0.8}};
   ChoiceArguments choice;
   bool greedy = false;
+  std::vector<const CLI::Option*> of_random_choice;  // of no use where the likeliest token is taken
   std::int64_t batch = 8;
   bool no_cache = false;
   bool json = false;
 };
 
-void check_arguments(const GenerateArguments& arguments, const LoadedModel& model) {
+// What is wrong whatever the model.
+void check_options(const GenerateArguments& arguments) {
   const GenerationOptions& options = arguments.options;
-  if (options.samples > 1 && options.sampling.temperature == 0.0)
+  const bool is_greedy = options.sampling.temperature == 0.0;
+  if (options.samples > 1 && is_greedy)
     throw UserError((arguments.choice.best_of > 0 ? "--best-of" : "--samples") +
                     std::string(": greedy samples of a prompt are all the same; give a --temperature above 0"));
+  for (const CLI::Option* option : arguments.of_random_choice)
+    if (is_greedy && option->count() > 0)
+      throw UserError(option->get_name() +
+                      ": --temperature 0 always takes the likeliest token; remove one of the two options");
   for (const std::string& stop : options.stop)
     if (stop.empty()) throw UserError("--stop: must not be empty: every text would stop before its first token");
-  if (!options.stop.empty() && !model.tokenizer().reads_text())
+  check_choice(arguments.choice, options.samples);
+}
+
+void check_for_model(const GenerateArguments& arguments, const LoadedModel& model) {
+  if (!arguments.options.stop.empty() && !model.tokenizer().reads_text())
     throw UserError("--stop: the model writes token ids, not text; remove the option");
 }
 
@@ -75,18 +86,22 @@ ExitCode generate(GenerateArguments arguments) {
   } else if (!arguments.prompts.has_any()) {
     throw_no_prompt();  // before a large model is read for nothing
   }
-  OpenedModel model(arguments.model);
   GenerationOptions& options = arguments.options;
   if (arguments.greedy) options.sampling.temperature = 0.0;
   if (arguments.choice.best_of > 0) options.samples = arguments.choice.best_of;
   options.wants_log_probabilities = arguments.json || arguments.choice.best_of > 0;
-  check_arguments(arguments, model.loaded);
-  const std::optional<Chat> chat = open_chat(arguments.prompts, model.loaded);
+  check_options(arguments);
+  std::optional<Chat> chat;
+  std::vector<Prompt> prompts;
+  OpenedModel model(arguments.model, [&](LoadedModel& found) {
+    check_for_model(arguments, found);
+    chat = open_chat(arguments.prompts, found);
+    if (!arguments.prompts.is_conversation()) prompts = read_prompts(arguments.prompts, chat, found);
+  });
   if (arguments.prompts.is_conversation()) {
     converse(model.loaded, *chat, arguments.prompts.system, options);
     return ExitCode::finished;
   }
-  const std::vector<Prompt> prompts = read_prompts(arguments.prompts, chat, model.loaded);
   if (chat) options.end_tokens = chat->end_tokens;
   std::vector<std::vector<std::int32_t>> tokens;
   tokens.reserve(prompts.size());
@@ -148,6 +163,7 @@ void declare_sampling(CLI::App& command, GenerateArguments& arguments) {
                           ->capture_default_str();
   CLI::Option* greedy = command.add_flag("--greedy", arguments.greedy, "Always the likeliest token");
   for (CLI::Option* other : {temperature, top_k, top_p, min_p, seed}) greedy->excludes(other);
+  arguments.of_random_choice = {top_k, top_p, min_p, seed};
 }
 
 }  // namespace

@@ -22,7 +22,21 @@ std::string digits_of(std::int64_t count) {
   return grouped_digits(static_cast<std::uint64_t>(count));
 }
 
+std::optional<AnswerPattern> pattern_of(const ChoiceArguments& arguments) {
+  if (arguments.vote.empty()) return std::nullopt;
+  try {
+    return AnswerPattern(arguments.vote);
+  } catch (const UserError& error) {
+    throw UserError(fmt::format("--vote: {}", error.what()));
+  }
+}
+
 }  // namespace
+
+void check_choice(const ChoiceArguments& arguments, std::int64_t samples) {
+  if (!arguments.vote.empty() && samples < 2) throw UserError("--vote: one sample is no majority: give --samples N");
+  pattern_of(arguments);
+}
 
 void ChoiceArguments::declare(CLI::App& command) {
   CLI::Option* best = command
@@ -44,15 +58,8 @@ SampleChoice::SampleChoice(const ChoiceArguments& arguments, const std::vector<P
     : prompts_(prompts),
       samples_(options.samples),
       budget_(try_mul(options.samples, options.max_tokens).value_or(std::numeric_limits<std::int64_t>::max())),
-      json_(json) {
-  if (arguments.vote.empty()) return;
-  if (samples_ < 2) throw UserError("--vote: one sample is no majority: give --samples N");
-  try {
-    pattern_.emplace(arguments.vote);
-  } catch (const UserError& error) {
-    throw UserError(fmt::format("--vote: {}", error.what()));
-  }
-}
+      pattern_(pattern_of(arguments)),
+      json_(json) {}
 
 void SampleChoice::add(const GeneratedSample& sample) {
   gathered_.push_back(sample);

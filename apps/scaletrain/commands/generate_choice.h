@@ -22,11 +22,14 @@ struct ChoiceArguments {
   bool is_given() const { return best_of > 0 || !vote.empty(); }
 };
 
+// UserError for a pattern that is none, and for one sample to vote.
+void check_choice(const ChoiceArguments& arguments, std::int64_t samples);
+
 // Gathers the samples of a prompt, and tells what comes of them: on standard output the text that was chosen or the
 // answer, or of --json all samples; on standard error the tokens that were spent, of the most that it could be.
 class SampleChoice {
  public:
-  // UserError for a pattern that is none, and for one sample to vote.
+  // Of arguments that check_choice() has let pass.
   SampleChoice(const ChoiceArguments& arguments, const std::vector<Prompt>& prompts, const GenerationOptions& options,
                bool json);
 

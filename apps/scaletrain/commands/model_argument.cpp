@@ -1,6 +1,7 @@
 #include "model_argument.h"
 
 #include <CLI/CLI.hpp>
+#include <exception>
 #include <optional>
 #include <utility>
 
@@ -52,18 +53,36 @@ void ModelArgument::declare(CLI::App& command, std::vector<std::string>* several
   declare_base(command, base);
 }
 
-OpenedModel::OpenedModel(const ModelArgument& argument)
+OpenedModel::OpenedModel(const ModelArgument& argument, const LoadedModel::BeforeWeights& before_weights)
     : backend(make_cpu_backend({.threads = available_processors()})),
       stream(backend->make_stream()),
-      loaded(load(argument)) {}
+      loaded(load(argument, before_weights)) {}
 
-LoadedModel OpenedModel::load(const ModelArgument& argument) {
+LoadedModel OpenedModel::load(const ModelArgument& argument, const LoadedModel::BeforeWeights& before_weights) {
   const LocatedModel located = locate(argument);
   path = located.path;
+  const auto look = [&before_weights](LoadedModel& model) {
+    for (const std::string& notice : {model.tokenizer_notice(), model.context_notice()})
+      if (!notice.empty()) write_message("notice: " + notice);
+    if (before_weights) before_weights(model);
+  };
   std::optional<LoadedModel> model;
-  with_older_named(located, [&] { model.emplace(located, *backend, *stream, chosen_tokenizer(argument)); });
-  if (const std::string& notice = model->tokenizer_notice(); !notice.empty()) write_message("notice: " + notice);
-  if (const std::string& notice = model->context_notice(); !notice.empty()) write_message("notice: " + notice);
+  std::exception_ptr refused;  // what no older checkpoint would mend
+  const auto look_first = [&](LoadedModel& found) {
+    try {
+      look(found);
+    } catch (...) {
+      refused = std::current_exception();
+      throw;
+    }
+  };
+  try {
+    with_older_named(located,
+                     [&] { model.emplace(located, *backend, *stream, chosen_tokenizer(argument), look_first); });
+  } catch (const InputError&) {
+    if (refused) std::rethrow_exception(refused);
+    throw;
+  }
   return std::move(*model);
 }
 

@@ -27,14 +27,15 @@ struct ModelArgument {
 // UserError if --tokenizer is given for a checkpoint: that brings its own. Which checkpoint of a run folder it is:
 // model_choice.h.
 struct OpenedModel {
-  explicit OpenedModel(const ModelArgument& argument);
+  // before_weights: as LoadedModel has it, behind the notices on how its text is read.
+  explicit OpenedModel(const ModelArgument& argument, const LoadedModel::BeforeWeights& before_weights = {});
   std::unique_ptr<Backend> backend;
   std::unique_ptr<Stream> stream;
   std::filesystem::path path;  // of the model itself
   LoadedModel loaded;
 
  private:
-  LoadedModel load(const ModelArgument& argument);
+  LoadedModel load(const ModelArgument& argument, const LoadedModel::BeforeWeights& before_weights);
 };
 
 }  // namespace scaletrain

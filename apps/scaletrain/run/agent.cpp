@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/shell_word.h"
 #include "data/source_check.h"
 #include "device_choice.h"
 #include "host/address.h"
@@ -183,15 +184,6 @@ void check_host(const PlaceRun& run, const PlaceShare& share) {
   if (share.on_host.front() != share.first) return;
   refuse_too_large(run.loaded, *run.plan, share.on_host);
   notice_crowd(here);
-}
-
-// As a shell takes it.
-std::string shell_word(const std::string& text) {
-  constexpr std::string_view plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./,:@%";
-  if (!text.empty() && text.find_first_not_of(plain) == std::string::npos) return text;
-  std::string out = "'";
-  for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return out + "'";
 }
 
 // Of --resume a path stays: until the first save nothing else leads to it, and later it means the run's newest.

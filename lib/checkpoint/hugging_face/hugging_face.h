@@ -58,15 +58,23 @@ class HuggingFaceModel {
 // Nothing: the text has none, or it is not known.
 struct SpecialTokens {
   std::optional<std::int64_t> begin{};  // before a document
-  std::optional<std::int64_t> end{};    // behind it
+  std::vector<std::int64_t> end{};      // behind it; several: each of them ends a text
+  std::optional<std::int64_t> pad{};    // in place of text
+};
+// What a folder's config.json says of them. InputError for members that are no ids.
+SpecialTokens read_special_tokens(const std::filesystem::path& folder);
+
+// A file that is written beside the weights.
+struct ExportedFile {
+  std::string name;
+  std::string content;
 };
 
 struct HuggingFaceExport {
-  std::filesystem::path folder;  // must not exist, or be empty
-  ModelConfig model;             // vocab set
-  DType dtype = DType::f32;      // f32 | bf16 | f16
-  std::vector<std::filesystem::path> tokenizer_files;
-  std::string tokenizer_name = "tokenizer.json";  // by which a single one of them is found; several keep theirs
+  std::filesystem::path folder;               // must not exist, or be empty
+  ModelConfig model;                          // vocab set
+  DType dtype = DType::f32;                   // f32 | bf16 | f16
+  std::vector<ExportedFile> tokenizer_files;  // and what else belongs beside the weights
   std::uint64_t max_shard_bytes = 5ull << 30;
   SpecialTokens tokens{};
 };

@@ -453,7 +453,8 @@ std::string hugging_face_config_text(const ModelConfig& model, DType dtype, cons
     return token ? nlohmann::ordered_json(*token) : nlohmann::ordered_json(nullptr);
   };
   value["bos_token_id"] = id(tokens.begin);
-  value["eos_token_id"] = id(tokens.end);
+  value["eos_token_id"] = ids_json(tokens.end);
+  value["pad_token_id"] = id(tokens.pad);
   value["torch_dtype"] = torch_name(dtype);
   return value.dump(2) + "\n";
 }

@@ -6,6 +6,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <span>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -26,7 +27,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint64_t tokenizer_limit_bytes = 1ull << 30;
+// Elements that are converted or transposed at once.
+constexpr std::size_t written_at_once = 1 << 18;
 
 struct Shard {
   std::string file;
@@ -54,27 +56,15 @@ std::vector<Shard> plan_shards(const std::vector<HuggingFaceTensor>& tensors, DT
   return shards;
 }
 
-// The tensor of the file, f32, from its rows. `row_values` and `out` are reused from tensor to tensor.
-void assemble(const ParamTable& table, const TensorReader& read, const HuggingFaceTensor& tensor,
-              std::vector<float>& row_values, std::vector<float>& out) {
-  out.resize(static_cast<std::size_t>(tensor.shape.num_elements()));
+// The parameters that make the tensor, one after the other, f32.
+void gather(const ParamTable& table, const TensorReader& read, const HuggingFaceTensor& tensor,
+            std::vector<float>& values) {
+  values.resize(static_cast<std::size_t>(tensor.shape.num_elements()));
+  float* out = values.data();
   for (const HuggingFacePart& part : tensor.parts) {
     const Parameter& parameter = table.parameters()[static_cast<std::size_t>(part.parameter)];
-    if (!tensor.is_transposed) {
-      const std::int64_t inner = parameter.shape.num_dims() == 2 ? parameter.shape[1] : 1;
-      read(parameter, View(out.data() + part.offset * inner, DType::f32, parameter.shape));
-      continue;
-    }
-    const std::int64_t outputs = parameter.shape[0];
-    const std::int64_t inputs = parameter.shape[1];
-    const std::int64_t width = tensor.shape[1];
-    row_values.resize(static_cast<std::size_t>(2 * parameter.shape.num_elements()));
-    float* const turned = row_values.data() + parameter.shape.num_elements();
-    read(parameter, View(row_values.data(), DType::f32, parameter.shape));
-    transpose(row_values.data(), inputs, outputs, inputs, turned);
-    for (std::int64_t input = 0; input < inputs; ++input) {
-      std::copy_n(turned + input * outputs, outputs, out.data() + input * width + part.offset);
-    }
+    read(parameter, View(out, DType::f32, parameter.shape));
+    out += parameter.shape.num_elements();
   }
 }
 
@@ -91,11 +81,12 @@ float first_beyond(DType dtype) {
 }
 
 // A model in which a weight is NaN or infinite computes nothing, and few of those who read the folder would say why.
-void check_numbers(const HuggingFaceTensor& tensor, const std::vector<float>& values, DType dtype) {
+// `first`: of the values, its place in the tensor.
+void check_numbers(const HuggingFaceTensor& tensor, std::int64_t first, std::span<const float> values, DType dtype) {
   const float limit = first_beyond(dtype);
   const auto bad = std::find_if(values.begin(), values.end(), [&](float value) { return !(std::fabs(value) < limit); });
   if (bad == values.end()) return;
-  const std::int64_t at = bad - values.begin();
+  const std::int64_t at = first + (bad - values.begin());
   const Shape& shape = tensor.shape;
   const std::int64_t width = shape[shape.num_dims() - 1];
   const std::string place =
@@ -129,7 +120,10 @@ class Export {
     check_export_folder(target_);
     create_folders(temporary_);
     write("config.json", config);
-    copy_tokenizer_files();
+    write_tokenizer_files();
+    std::int64_t largest = 0;
+    for (const HuggingFaceTensor& tensor : tensors_) largest = std::max(largest, tensor.shape.num_elements());
+    values_.reserve(static_cast<std::size_t>(largest));  // growing would hold two of them
     const std::vector<Shard> shards = plan_shards(tensors_, request_.dtype, request_.max_shard_bytes);
     for (const Shard& shard : shards) write_shard(shard);
     if (shards.size() > 1) write_index(shards);
@@ -146,16 +140,13 @@ class Export {
     writer.finish();
   }
 
-  void copy_tokenizer_files() {
+  void write_tokenizer_files() {
     std::set<std::string> names = {"config.json", "model.safetensors.index.json", "manifest.json"};
-    for (const fs::path& file : request_.tokenizer_files) {
-      // The name by which the folder's readers find it; those of several files are fixed already.
-      const std::string name =
-          request_.tokenizer_files.size() == 1 ? request_.tokenizer_name : file.filename().string();
-      if (!names.insert(name).second) {
-        throw InputError(fmt::format("{}: a tokenizer file of this name cannot be exported", file.string()));
+    for (const ExportedFile& file : request_.tokenizer_files) {
+      if (!names.insert(file.name).second) {
+        throw InputError(fmt::format("{}: a tokenizer file of this name cannot be exported", file.name));
       }
-      write(name, read_text_file(file, tokenizer_limit_bytes));
+      write(file.name, file.content);
     }
   }
 
@@ -166,17 +157,40 @@ class Export {
     }
     SafetensorsWriter writer(temporary_ / shard.file, tensors, {{"format", "pt"}});
     for (const HuggingFaceTensor* tensor : shard.tensors) {
-      assemble(table_, read_, *tensor, row_values_, values_);
-      check_numbers(*tensor, values_, request_.dtype);
-      converted_.resize(static_cast<std::size_t>(tensor_bytes(*tensor, request_.dtype)));
-      if (request_.dtype == DType::f32) {
-        writer.write(std::as_bytes(std::span(values_)));
+      gather(table_, read_, *tensor, values_);
+      if (tensor->is_transposed) {
+        write_turned(writer, *tensor);
       } else {
-        convert_floats(DType::f32, values_.data(), request_.dtype, converted_.data(), values_.size());
-        writer.write(converted_);
+        write_values(writer, *tensor, 0, values_);
       }
     }
     writer.finish();
+  }
+
+  // In pieces, so that no second copy of a tensor comes to be.
+  void write_values(SafetensorsWriter& writer, const HuggingFaceTensor& tensor, std::int64_t first,
+                    std::span<const float> values) {
+    check_numbers(tensor, first, values, request_.dtype);
+    if (request_.dtype == DType::f32) return writer.write(std::as_bytes(values));
+    converted_.resize(written_at_once * size_of(request_.dtype));
+    for (std::size_t done = 0; done < values.size(); done += written_at_once) {
+      const std::size_t count = std::min(written_at_once, values.size() - done);
+      convert_floats(DType::f32, values.data() + done, request_.dtype, converted_.data(), count);
+      writer.write(std::span(converted_).first(count * size_of(request_.dtype)));
+    }
+  }
+
+  // [outputs, inputs] becomes the file's [inputs, outputs], some inputs at a time.
+  void write_turned(SafetensorsWriter& writer, const HuggingFaceTensor& tensor) {
+    const std::int64_t inputs = tensor.shape[0];
+    const std::int64_t outputs = tensor.shape[1];
+    const auto most = std::clamp<std::int64_t>(static_cast<std::int64_t>(written_at_once) / outputs, 1, inputs);
+    turned_.resize(static_cast<std::size_t>(most * outputs));
+    for (std::int64_t done = 0; done < inputs; done += most) {
+      const std::int64_t count = std::min(most, inputs - done);
+      transpose(values_.data() + done, inputs, outputs, count, turned_.data());
+      write_values(writer, tensor, done * outputs, std::span(turned_).first(static_cast<std::size_t>(count * outputs)));
+    }
   }
 
   void write_index(const std::vector<Shard>& shards) {
@@ -197,8 +211,8 @@ class Export {
   fs::path target_;
   fs::path temporary_;
   bool committed_ = false;
-  std::vector<float> row_values_;
-  std::vector<float> values_;
+  std::vector<float> values_;  // of one tensor, in rows of outputs
+  std::vector<float> turned_;
   std::vector<std::byte> converted_;
 };
 

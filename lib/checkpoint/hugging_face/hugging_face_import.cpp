@@ -13,6 +13,7 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/process/guarded_thread.h"
+#include "base/shell_word.h"
 #include "base/text.h"
 #include "checkpoint/box_copy.h"
 #include "checkpoint/format/confined_path.h"
@@ -63,6 +64,26 @@ Box block_around(const std::vector<Wanted>& wanted, std::int64_t row_elements) {
 // Buffers of older files that are no parameters: the causal mask, and the rotary angles.
 bool is_known_buffer(std::string_view name) {
   return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") || name.ends_with(".rotary_emb.inv_freq");
+}
+
+}  // namespace
+
+namespace {
+
+// PyTorch's own files are pickles, which only Python reads.
+[[noreturn]] void refuse_other_weights(const std::filesystem::path& folder) {
+  const std::string missing = fmt::format("{}: neither {} nor {} is there", folder.string(), single_file, index_file);
+  std::error_code ignored;
+  if (!std::filesystem::exists(folder / "pytorch_model.bin", ignored) &&
+      !std::filesystem::exists(folder / "pytorch_model.bin.index.json", ignored))
+    throw InputError(missing + "; weights in other formats are not read");
+  throw InputError(fmt::format(
+      "{}, but PyTorch's own files, which are not read. This converts them (with torch and safetensors from PyPI):\n"
+      "  python3 -c 'import glob, sys, torch; from safetensors.torch import save_file; "
+      "files = sorted(glob.glob(glob.escape(sys.argv[1]) + \"/pytorch_model*.bin\")); "
+      "save_file({{k: v.clone().contiguous() for f in files for k, v in torch.load(f, map_location=\"cpu\", "
+      "weights_only=True).items()}}, sys.argv[1] + \"/model.safetensors\", {{\"format\": \"pt\"}})' {}",
+      missing, shell_word(folder.string())));
 }
 
 }  // namespace
@@ -288,8 +309,7 @@ HuggingFaceModel::HuggingFaceModel(std::filesystem::path folder) : impl_(std::ma
   } else if (exists(index_file)) {
     impl_->open_shards();
   } else {
-    throw InputError(fmt::format("{}: neither {} nor {} is there; weights in other formats are not read",
-                                 impl_->folder.string(), single_file, index_file));
+    refuse_other_weights(impl_->folder);
   }
   impl_->check_sizes();
   impl_->check_tensors();

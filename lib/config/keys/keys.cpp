@@ -503,7 +503,8 @@ void add_rest(KeyTable<Config>& table) {
   table.push_back(top({"checkpoint.keep", "checkpoints", "How many of the newest stay; the best and keep_every more."},
                       at_least(2), FIELD(checkpoint.keep)));
   table.push_back(
-      top({"checkpoint.best", "", "Save whenever an evaluation improves the early-stop metric, and keep the best."},
+      top({"checkpoint.best", "",
+           "Save whenever an evaluation improves the early-stop metric, and keep the best, of equals the first."},
           BoolCodec(), FIELD(checkpoint.best)));
   table.push_back(top({"checkpoint.background", "", "Write while training goes on; false: training waits."},
                       BoolCodec(), FIELD(checkpoint.background)));

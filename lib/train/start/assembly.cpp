@@ -19,6 +19,7 @@
 #include "train/data/data_files.h"
 #include "train/run_length.h"
 #include "train/start/beginning.h"
+#include "train/start/carried_files.h"
 #include "train/start/peak.h"
 #include "train/start/run_records.h"
 #include "train/start/start_up.h"
@@ -180,11 +181,9 @@ TrainOutcome run_trainer(const WorkerOptions& options, Started& run, Trainer& tr
 }
 
 // Rank 0 stores them.
-std::vector<TokenizerFile> files_of_tokenizer(const WorkerParts& parts) {
-  std::vector<TokenizerFile> files;
-  if (!parts.is_first()) return files;
-  for (const auto& path : parts.tokenizer->files()) files.push_back(read_tokenizer_file(path));
-  return files;
+std::vector<TokenizerFile> files_to_carry(const WorkerParts& parts, const WorkerOptions& options) {
+  if (!parts.is_first()) return {};
+  return carried_files(parts.config, *parts.tokenizer, options.start.checkpoint);
 }
 
 ExitCode train(const WorkerOptions& options, Started& run) {
@@ -214,7 +213,7 @@ ExitCode train(const WorkerOptions& options, Started& run) {
                    .metrics = run.metrics.get(),
                    .progress = parts.progress,
                    .log = parts.log,
-                   .tokenizer_files = files_of_tokenizer(parts),
+                   .tokenizer_files = files_to_carry(parts, options),
                    .fingerprint = run.fingerprint,
                    .layout = layout_of(parts),
                    .device = device_of(parts, run.peak.flops),

@@ -16,6 +16,7 @@
 #include "base/text.h"
 #include "checkpoint/catalog.h"
 #include "config/keys/keys.h"
+#include "data/tokens/companion_files.h"
 #include "data/tokens/tokenizer.h"
 #include "telemetry/metrics_reader.h"
 #include "train/early_stop.h"
@@ -100,7 +101,8 @@ bool seems_complete(const Checkpoint& checkpoint, const Config& before, const Co
 
 // The files may have moved, but what they hold decides the tokens.
 bool has_same_tokenizer(const Checkpoint& checkpoint, const Config& now) {
-  const std::vector<std::string>& before = checkpoint.manifest().tokenizer_files;
+  std::vector<std::string> before = checkpoint.manifest().tokenizer_files;
+  std::erase_if(before, is_companion_name);
   const std::vector<fs::path> files = tokenizer_files(now.data.tokenizer);
   constexpr std::uint64_t limit = 1ull << 30;
   return std::equal(before.begin(), before.end(), files.begin(), files.end(),

@@ -287,7 +287,7 @@ TEST_CASE("mistakes_on_the_command_line_end_with_2_and_say_what_is_expected") {
       {{"checkpoint"}, {"list", "inspect", "verify", "export"}},
       {{"checkpoint", "destroy"}, {"destroy"}},
       {{"checkpoint", "verify"}, {"path is required, as in: scaletrain checkpoint verify runs/first"}},
-      {{"checkpoint", "export", "x", "--to", "gguf", "--output", "y"}, {"gguf", "huggingface"}},
+      {{"checkpoint", "export", "x", "--to", "onnx", "--output", "y"}, {"onnx", "huggingface", "gguf"}},
       {{"evaluate"}, {"model is required"}},
       {{"evaluate", "x", "--micro-batch", "0"}, {"--micro-batch"}},
       {{"generate", "x"}, {"--prompt is required"}},

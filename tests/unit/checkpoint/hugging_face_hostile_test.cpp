@@ -143,6 +143,13 @@ TEST_CASE("hugging_face_missing_files_are_named") {
   folder.write();
   std::filesystem::remove(folder.path() / "model.safetensors");
   CHECK(contains(folder.refusal_as_it_is(), "neither model.safetensors nor"));
+  CHECK(contains(folder.refusal_as_it_is(), "weights in other formats are not read"));
+  // With the one command that makes them readable.
+  std::ofstream(folder.path() / "pytorch_model.bin") << "PK";
+  const std::string refusal = folder.refusal_as_it_is();
+  CHECK(contains(refusal, "but PyTorch's own files, which are not read. This converts them"));
+  CHECK(contains(refusal, "\n  python3 -c 'import glob, sys, torch;"));
+  CHECK(refusal.ends_with("' " + folder.path().string()));
   CHECK_FALSE(is_hugging_face_folder(folder.path() / "absent"));
   CHECK(contains(message_of<InputError>([&] { HuggingFaceModel{folder.path() / "absent"}; }), "config.json"));
 }

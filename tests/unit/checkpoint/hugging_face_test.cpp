@@ -194,7 +194,7 @@ TEST_CASE("hugging_face_export_names_the_tokens_that_begin_and_end_a_document") 
   StoreFixture saved(make_param_table(make_model_spec(model, 11), InitConfig{}), {});
   const TempFolder folder;
   HuggingFaceExport request{.folder = folder / "out", .model = model, .dtype = DType::f32, .tokenizer_files = {}};
-  request.tokens = {.begin = 3, .end = 10};
+  request.tokens = {.begin = 3, .end = {10}, .pad = std::nullopt};
   export_store(saved, request);
   const auto config = read_json_file(folder / "out" / "config.json");
   CHECK(config["bos_token_id"] == 3);

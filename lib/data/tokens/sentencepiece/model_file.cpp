@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cstring>
 #include <optional>
 
 #include "base/error.h"
@@ -17,8 +18,8 @@ class MessageReader {
   struct Field {
     std::uint64_t number = 0;
     std::uint64_t value = 0;   // of a number
-    std::string_view bytes{};  // of a text or message
-    bool is_bytes = false;
+    std::string_view bytes{};  // of a text or message; of a float its four
+    bool is_bytes = false;     // a text or message
   };
 
   MessageReader(std::string_view bytes, const std::string& where) : rest_(bytes), where_(where) {}
@@ -39,7 +40,7 @@ class MessageReader {
         field.is_bytes = true;
         break;
       case 5:
-        take(4);
+        field.bytes = take(4);
         break;
       default:
         refuse();
@@ -76,11 +77,14 @@ class MessageReader {
 
 SentencePieceModel::Piece read_piece(std::string_view bytes, const std::string& where) {
   constexpr std::uint64_t text = 1;
+  constexpr std::uint64_t score = 2;
   constexpr std::uint64_t type = 3;
   SentencePieceModel::Piece piece;
   MessageReader reader(bytes, where);
   while (const auto field = reader.next()) {
     if (field->number == text && field->is_bytes) piece.text = field->bytes;
+    if (field->number == score && !field->is_bytes && field->bytes.size() == sizeof piece.score)
+      std::memcpy(&piece.score, field->bytes.data(), sizeof piece.score);
     if (field->number != type) continue;
     if (field->value < 1 || field->value > 6) reader.refuse();
     piece.kind = static_cast<SentencePieceModel::PieceKind>(field->value);

@@ -15,6 +15,7 @@ struct SentencePieceModel {
   struct Piece {
     std::string text;
     PieceKind kind = PieceKind::normal;
+    float score = 0.0F;  // BPE: of two pairs the one with the larger score is merged first
   };
 
   std::vector<Piece> pieces;  // by id

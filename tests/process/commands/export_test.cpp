@@ -1,0 +1,325 @@
+// A model handed on: what an export carries, as a Hugging Face folder and as a GGUF file, and what is refused before a
+// model is read.
+#include <doctest/doctest.h>
+
+#include "base/file.h"
+#include "models.h"
+#include "process/tiny_run.h"
+#include "refusal.h"
+#include "unit/data/shared_data.h"
+
+namespace scaletrain {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+Ended exported(const std::string& model, const std::string& output, std::vector<std::string> more = {}) {
+  std::vector<std::string> command = {"checkpoint", "export", model, "--to", "huggingface", "--output", output};
+  command.insert(command.end(), more.begin(), more.end());
+  return workspace().run(command);
+}
+
+Ended chat(const std::string& model, std::vector<std::string> more = {}) {
+  std::vector<std::string> command = {"generate", model, "--chat", "--prompt", "hi", "--greedy", "--max-tokens", "4"};
+  command.insert(command.end(), more.begin(), more.end());
+  return workspace().run(command);
+}
+
+// A folder with the tokenizer of Qwen 3, and a run that began from it.
+std::vector<std::string> from_folder(const fs::path& folder) {
+  return {"train.steps=1",
+          "train.lr_schedule.warmup=0",
+          "data.tokenizer.type=bpe",
+          "data.tokenizer.path=" + folder.string(),
+          "model.context=64",
+          "data.validation=[]",
+          "evaluate.every=0"};
+}
+
+TEST_CASE("a_run_and_its_export_carry_what_lies_beside_the_tokenizer_and_how_texts_are_sampled") {
+  if (!is_shared_data_present("tokenizers/qwen3")) return;
+  const fs::path folder = workspace() / "whole";
+  fs::create_directories(folder);
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json"})
+    fs::copy_file(shared_data("tokenizers/qwen3") / name, folder / name);
+  const std::string template_text =
+      json::parse(read_file(folder / "tokenizer_config.json")).at("chat_template").get<std::string>();
+  // A model of this shape, to begin from.
+  REQUIRE(workspace().run(workspace().training("shape", from_folder(folder))).exit_code == 0);
+  REQUIRE(exported((workspace() / "shape").string(), (workspace() / "begin").string()).exit_code == 0);
+  const fs::path begin = workspace() / "begin";
+  CHECK(read_file(begin / "tokenizer_config.json") == read_file(folder / "tokenizer_config.json"));
+  const json config = json::parse(read_file(begin / "config.json"));
+  CHECK(config.at("eos_token_id") == 151643);
+  CHECK(config.at("pad_token_id") == 151643);
+  CHECK(config.at("bos_token_id").is_null());
+  const std::string sampling = "{\"temperature\": 0.6, \"eos_token_id\": [151645, 151643]}";
+  workspace().write("begin/generation_config.json", sampling);
+  workspace().write("begin/chat_template.jinja", template_text);
+
+  std::vector<std::string> settings = from_folder(begin);
+  settings.push_back("model.init.from=" + begin.string());
+  const Ended trained = workspace().run(workspace().training("carries", settings));
+  REQUIRE_MESSAGE(trained.exit_code == 0, trained.errors);
+  // All of it may be gone, but for the tokenizer itself where the run goes on.
+  const fs::path moved = workspace() / "begin-tokenizer";
+  fs::create_directories(moved);
+  fs::copy_file(begin / "tokenizer.json", moved / "tokenizer.json");
+  fs::remove_all(begin);
+  const std::string run = (workspace() / "carries").string();
+  const Ended talks = chat(run);
+  CHECK_MESSAGE(talks.exit_code == 0, talks.errors);
+
+  const fs::path out = workspace() / "carried";
+  const Ended written = exported(run, out.string());
+  REQUIRE_MESSAGE(written.exit_code == 0, written.errors);
+  CHECK(read_file(out / "generation_config.json") == sampling);
+  CHECK(read_file(out / "chat_template.jinja") == template_text);
+  CHECK(read_file(out / "tokenizer_config.json") == read_file(folder / "tokenizer_config.json"));
+  CHECK(read_file(out / "tokenizer.json") == read_file(folder / "tokenizer.json"));
+  CHECK(chat(out.string()).output == talks.output);
+  // And once more, from one folder to another: every byte.
+  const fs::path again = workspace() / "carried-again";
+  REQUIRE(exported(out.string(), again.string()).exit_code == 0);
+  CHECK(snapshot(again.string()) == snapshot(out.string()));
+
+  // A resume carries what the run began with, and what now lies beside the tokenizer.
+  std::vector<std::string> resumed = from_folder(moved);
+  resumed.push_back("model.init.from=" + begin.string());
+  resumed.front() = "train.steps=2";
+  const Ended went_on = workspace().run(workspace().training("carries", resumed));
+  REQUIRE_MESSAGE(went_on.exit_code == 0, went_on.errors);
+  const fs::path later = checkpoint(workspace() / "carries", 2);
+  CHECK(read_file(later / "generation_config.json") == sampling);
+  CHECK_FALSE(fs::exists(later / "chat_template.jinja"));
+  check_refused(chat(later.string()), 3, {"--chat-template"});
+}
+
+TEST_CASE("what_lies_beside_a_tokenizer_and_is_broken_is_refused_at_the_start") {
+  if (!is_shared_data_present("tokenizers/qwen3")) return;
+  const fs::path folder = workspace() / "broken-beside";
+  fs::create_directories(folder);
+  fs::copy_file(shared_data("tokenizers/qwen3") / "tokenizer.json", folder / "tokenizer.json");
+  workspace().write("broken-beside/tokenizer_config.json", "[]");
+  check_refused(workspace().run(workspace().training("broken-beside-run", from_folder(folder))), 3,
+                {"tokenizer_config.json: is no JSON object; mend or remove the file"});
+}
+
+TEST_CASE("a_tokenizer_without_settings_gets_a_class_and_names_in_an_export") {
+  if (!is_shared_data_present("tokenizers/qwen3")) return;
+  const fs::path folder = workspace() / "bare";
+  fs::create_directories(folder);
+  fs::copy_file(shared_data("tokenizers/qwen3") / "tokenizer.json", folder / "tokenizer.json");
+  REQUIRE(workspace().run(workspace().training("bare-run", from_folder(folder))).exit_code == 0);
+  const fs::path out = workspace() / "bare-out";
+  REQUIRE(exported((workspace() / "bare-run").string(), out.string()).exit_code == 0);
+  const json config = json::parse(read_file(out / "tokenizer_config.json"));
+  CHECK(config.at("tokenizer_class") == "PreTrainedTokenizerFast");
+  CHECK(config.at("eos_token") == "<|endoftext|>");
+  CHECK_FALSE(config.contains("bos_token"));
+  CHECK(config.at("model_max_length") == 64);
+  CHECK(json::parse(read_file(out / "generation_config.json")) == json{{"eos_token_id", 151643}});
+  // One without a class gets that alone.
+  workspace().write("bare/tokenizer_config.json", "{\"eos_token\": \"<|im_end|>\", \"pad_token\": \"<|im_end|>\"}");
+  REQUIRE(workspace().run(workspace().training("named-run", from_folder(folder))).exit_code == 0);
+  const fs::path named = workspace() / "named-out";
+  REQUIRE(exported((workspace() / "named-run").string(), named.string()).exit_code == 0);
+  CHECK(json::parse(read_file(named / "tokenizer_config.json")) == json{{"eos_token", "<|im_end|>"},
+                                                                        {"pad_token", "<|im_end|>"},
+                                                                        {"tokenizer_class", "PreTrainedTokenizerFast"}});
+  CHECK(json::parse(read_file(named / "config.json")).at("pad_token_id") == 151645);
+}
+
+TEST_CASE("a_gguf_file_says_what_rounding_cost_and_refuses_what_it_cannot_hold") {
+  const std::vector<std::string> command = {"checkpoint", "export", newest(), "--to", "gguf", "--output"};
+  const auto to = [&](const std::string& file, std::vector<std::string> more) {
+    std::vector<std::string> all = command;
+    all.push_back((workspace() / file).string());
+    all.insert(all.end(), more.begin(), more.end());
+    return workspace().run(all);
+  };
+  // The tiny run's gelu is the exact one.
+  check_refused(to("gelu.gguf", {}), 2, {"--to gguf: model.activation: gelu", "--to huggingface has it"});
+  const std::string run = (workspace() / "tanh").string();
+  REQUIRE(workspace().run(workspace().training("tanh", {"model.activation=gelu_tanh"})).exit_code == 0);
+  const auto of_run = [&](const std::string& file, std::vector<std::string> more) {
+    std::vector<std::string> all = {"checkpoint", "export", run, "--to", "gguf", "--output", (workspace() / file).string()};
+    all.insert(all.end(), more.begin(), more.end());
+    return workspace().run(all);
+  };
+  const double loss = loss_of(workspace().run({"evaluate", run, "--data", held(), "--json"}));
+  double lost[2] = {};
+  for (const std::string dtype : {"int8", "int4"}) {
+    const Ended end = of_run("tanh-" + dtype + ".gguf", {"--dtype", dtype, "--data", held()});
+    REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+    CAPTURE(end.output);
+    const std::string before = held() + ": loss ";
+    const std::size_t at = end.output.find(before);
+    REQUIRE(at != std::string::npos);
+    CHECK(std::stod(end.output.substr(at + before.size())) == doctest::Approx(loss).epsilon(1e-5));
+    const std::size_t after = end.output.find("in fp32, ");
+    REQUIRE(after != std::string::npos);
+    lost[dtype == "int4"] = std::abs(std::stod(end.output.substr(after + 9)) / loss - 1);
+    CHECK(end.output.find(" in " + dtype + " (") != std::string::npos);
+    CHECK(read_file(workspace() / ("tanh-" + dtype + ".gguf")).starts_with("GGUF"));
+  }
+  CHECK(lost[0] < 0.01);
+  CHECK(lost[1] < 0.1);
+  CHECK(fs::file_size(workspace() / "tanh-int4.gguf") < fs::file_size(workspace() / "tanh-int8.gguf"));
+  // Of the run's own sets without --data, as many samples as its evaluations took.
+  const Ended own = of_run("own.gguf", {"--dtype", "int8"});
+  CHECK_MESSAGE(own.output.find("held: loss ") != std::string::npos, own.output);
+  check_refused(of_run("own.gguf", {}), 2, {"own.gguf: already exists"});
+  check_refused(of_run("no/such.gguf", {}), 2, {"no such folder"});
+  check_refused(exported(run, (workspace() / "int8").string(), {"--dtype", "int8"}), 2, {"--dtype: int8 is of --to gguf"});
+  check_refused(of_run("data.gguf", {"--data", held()}), 2, {"--data: ", "int8 or int4"});
+  check_refused(of_run("data.gguf", {"--dtype", "int8", "--data", "absent.txt"}), 3, {"absent.txt"});
+  CHECK_FALSE(fs::exists(workspace() / "data.gguf"));
+}
+
+TEST_CASE("what_generate_and_evaluate_refuse_they_refuse_before_the_weights_are_read") {
+  // Weights that cannot be read: whoever gets to them ends with 3 and says so.
+  const fs::path damaged = workspace() / "unreadable";
+  fs::copy(newest(), damaged, fs::copy_options::recursive);
+  for (const fs::directory_entry& entry : fs::directory_iterator(damaged)) {
+    if (!entry.path().filename().string().starts_with("model")) continue;
+    std::string bytes = read_file(entry.path());
+    bytes[bytes.size() - 5] = static_cast<char>(bytes[bytes.size() - 5] ^ 1);
+    write_file(entry.path(), bytes);
+  }
+  const auto refused = [&](std::vector<std::string> arguments, const std::vector<std::string>& words, int code = 2) {
+    arguments.insert(arguments.begin() + 1, damaged.string());
+    CAPTURE(words.front());
+    check_refused(workspace().run(arguments), code, words);
+  };
+  refused({"generate", "--prompt", "a"}, {"unreadable"}, 3);
+  const std::string long_prompt(1000, 'a');
+  refused({"generate", "--prompt", long_prompt}, {"--prompt"});
+  refused({"generate", "--prompt", "a", "--temperature", "0", "--samples", "2"}, {"--samples: greedy samples"});
+  refused({"generate", "--prompt", "a", "--vote", "(", "--samples", "2"}, {"--vote"});
+  refused({"generate", "--prompt", "a", "--vote", "(a)"}, {"--vote: one sample is no majority"});
+  refused({"generate", "--prompt", "a", "--stop", ""}, {"--stop"});
+  refused({"generate", "--prompt-file", "absent.jsonl"}, {"absent.jsonl"}, 3);
+  refused({"generate", "--prompt", "a", "--chat"}, {"--chat: the model's tokenizer"});
+  refused({"evaluate", "--data", "absent.txt"}, {"absent.txt"}, 3);
+  refused({"evaluate", "--task", "a=" + held()}, {held()}, 3);
+}
+
+TEST_CASE("a_greedy_text_refuses_what_only_random_choice_uses") {
+  const auto refused = [](const std::vector<std::string>& options) {
+    std::vector<std::string> command = {"generate", newest(), "--prompt", "a", "--temperature", "0"};
+    command.insert(command.end(), options.begin(), options.end());
+    check_refused(workspace().run(command), 2, {options.front() + ": --temperature 0 always takes the likeliest token"});
+  };
+  refused({"--top-k", "5"});
+  refused({"--top-p", "0.5"});
+  refused({"--min-p", "0.5"});
+  refused({"--seed", "5"});
+}
+
+TEST_CASE("evaluate_measures_the_tasks_of_the_run_too") {
+  std::string questions;
+  for (int i = 0; i < 4; ++i)
+    questions += "{\"question\": \"the\", \"choices\": [\"cat\", \"xqz\"], \"answer\": 0}\n";
+  const std::string file = workspace().write("own-task.jsonl", questions).string();
+  REQUIRE(workspace()
+              .run(workspace().training("with-task", {"evaluate.tasks=[{name: own, path: " + file + "}]", "train.steps=2",
+                                                      "train.lr_schedule.warmup=0"}))
+              .exit_code == 0);
+  const std::string run = (workspace() / "with-task").string();
+  const auto measured = [&](std::vector<std::string> more) {
+    std::vector<std::string> command = {"evaluate", run, "--json"};
+    command.insert(command.end(), more.begin(), more.end());
+    const Ended end = workspace().run(command);
+    REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+    std::vector<std::string> names;
+    for (const json& one : json::parse(end.output))
+      names.push_back(one.contains("task") ? "task " + one.at("task").get<std::string>() : "set");
+    return names;
+  };
+  CHECK(measured({}) == std::vector<std::string>{"set", "task own"});
+  CHECK(measured({"--data", held()}) == std::vector<std::string>{"set"});
+  CHECK(measured({"--task", "other=" + file}) == std::vector<std::string>{"task other"});
+  fs::remove(file);
+  check_refused(workspace().run({"evaluate", run}), 3, {"own-task.jsonl"});
+}
+
+// A Hugging Face folder of a GPT-2 whose weights are zeros that nobody wrote.
+std::uint64_t write_hollow_model(const fs::path& folder, std::int64_t vocab, std::int64_t ffn) {
+  constexpr std::int64_t hidden = 64;
+  fs::create_directories(folder);
+  write_file(folder / "config.json", json{{"model_type", "gpt2"},
+                                          {"vocab_size", vocab},
+                                          {"n_positions", 8},
+                                          {"n_embd", hidden},
+                                          {"n_layer", 1},
+                                          {"n_head", 2},
+                                          {"n_inner", ffn}}
+                                         .dump());
+  const std::string block = "transformer.h.0.";
+  const std::vector<std::pair<std::string, std::vector<std::int64_t>>> tensors = {
+      {"transformer.wte.weight", {vocab, hidden}},
+      {"transformer.wpe.weight", {8, hidden}},
+      {"transformer.ln_f.weight", {hidden}},
+      {"transformer.ln_f.bias", {hidden}},
+      {block + "ln_1.weight", {hidden}},
+      {block + "ln_1.bias", {hidden}},
+      {block + "ln_2.weight", {hidden}},
+      {block + "ln_2.bias", {hidden}},
+      {block + "attn.c_attn.weight", {hidden, 3 * hidden}},
+      {block + "attn.c_attn.bias", {3 * hidden}},
+      {block + "attn.c_proj.weight", {hidden, hidden}},
+      {block + "attn.c_proj.bias", {hidden}},
+      {block + "mlp.c_fc.weight", {hidden, ffn}},
+      {block + "mlp.c_fc.bias", {ffn}},
+      {block + "mlp.c_proj.weight", {ffn, hidden}},
+      {block + "mlp.c_proj.bias", {hidden}}};
+  json header;
+  std::uint64_t end = 0;
+  for (const auto& [name, shape] : tensors) {
+    std::uint64_t bytes = 4;
+    for (const std::int64_t size : shape) bytes *= static_cast<std::uint64_t>(size);
+    header[name] = {{"dtype", "F32"}, {"shape", shape}, {"data_offsets", {end, end + bytes}}};
+    end += bytes;
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  std::string size(8, '\0');
+  for (int i = 0; i < 8; ++i) size[static_cast<std::size_t>(i)] = static_cast<char>(text.size() >> 8 * i & 0xff);
+  write_file(folder / "model.safetensors", size + text);
+  fs::resize_file(folder / "model.safetensors", 8 + text.size() + end);
+  return end;
+}
+
+TEST_CASE("an_import_and_an_export_need_less_than_two_tensors_beside_the_model") {
+  constexpr std::int64_t many = 300'000;
+  constexpr std::uint64_t largest = 4 * 64 * many;
+  const std::string small = (workspace() / "hollow-small").string();
+  const std::string large = (workspace() / "hollow-large").string();
+  write_hollow_model(small, 100, 64);
+  const std::uint64_t model = write_hollow_model(large, many, many);
+  REQUIRE(model > 3 * largest);
+  const fs::path out = workspace() / "hollow-out";
+  const auto peak = [&](std::vector<std::string> command, const std::string& folder) {
+    command.insert(command.begin() + (command.front() == "checkpoint" ? 2 : 1), folder);
+    const Ended end = workspace().run(command);
+    REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+    fs::remove_all(out);
+    return end.peak_bytes;
+  };
+  const std::string to = out.string();
+  const std::vector<std::vector<std::string>> commands = {
+      {"checkpoint", "export", "--to", "huggingface", "--output", to},
+      {"checkpoint", "export", "--to", "huggingface", "--output", to, "--dtype", "bf16"},
+      {"checkpoint", "export", "--to", "gguf", "--output", to, "--dtype", "int8"},
+      {"generate", "--tokenizer", "ids", "--prompt", "1", "--max-tokens", "1"}};
+  for (const std::vector<std::string>& command : commands) {
+    CAPTURE(command.back());
+    const auto fixed = static_cast<std::uint64_t>(peak(command, small));
+    CHECK(static_cast<std::uint64_t>(peak(command, large)) < fixed + model + 2 * largest);
+  }
+}
+
+}  // namespace
+}  // namespace scaletrain
