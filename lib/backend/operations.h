@@ -333,11 +333,11 @@ struct Add {
   bool operator==(const Add&) const = default;
 };
 
-// output[n,k] = scale · input[n,k], where both are K columns of matrices whose rows lie strides apart: a part of one goes
-// into another. The views have the logical shape. The output may be the input, with the same stride.
+// output[n,k] = scale · input[n,k], where both are K columns of matrices whose rows lie strides apart: a part of one
+// goes into another. The views have the logical shape. The output may be the input, with the same stride.
 struct ScaleColumns {
-  ConstView input;  // [N,K]
-  View output;      // [N,K]
+  ConstView input;                                   // [N,K]
+  View output;                                       // [N,K]
   std::int64_t input_stride = 0, output_stride = 0;  // elements between rows, at least K
   double scale = 1.0;
   bool operator==(const ScaleColumns&) const = default;

@@ -35,7 +35,8 @@ class Checkpoint {
   // All that the store holds, under any layout and ZeRO policy: masters, and the states it has if
   // `with_optimizer_state`; tied copies get their owner's values. Files are read one after the other, each in ascending
   // order. A tensor that the manifest lacks, or another shape, is an InputError; tensors the store does not hold are
-  // left alone, and what the store holds of an adapters' base is, too. work: counts the stretches that have been read, of some MiB at most.
+  // left alone, and what the store holds of an adapters' base is, too. work: counts the stretches that have been read,
+  // of some MiB at most.
   void load(ParamStore& store, Stream& stream, bool with_optimizer_state, WorkCount* work = nullptr) const;
   // Reads every byte of every file against its checksums.
   void verify() const;

@@ -108,9 +108,8 @@ void merge_adapters(const Checkpoint& checkpoint, const LoraConfig& config, Para
         const std::string prefix = unit.name + "." + part;
         const Shape shape = base.find(prefix + ".weight")->shape;
         const std::vector<float> up = read_whole(checkpoint, prefix + ".lora_b", {shape[0], lora.rank});
-        editor.edit(prefix + ".weight", [&](std::vector<float>& weight) {
-          add_product(up, down, scale, weight, shape, lora.rank);
-        });
+        editor.edit(prefix + ".weight",
+                    [&](std::vector<float>& weight) { add_product(up, down, scale, weight, shape, lora.rank); });
       }
     }
   }

@@ -8,8 +8,8 @@
 
 namespace scaletrain {
 
-// InputError unless the manifest has the adapters that the config names, of the shapes that they have in this model, and
-// nothing else but optimizer states.
+// InputError unless the manifest has the adapters that the config names, of the shapes that they have in this model,
+// and nothing else but optimizer states.
 void check_adapters(const Manifest& manifest, const ParamTable& base, const LoraConfig& config,
                     const std::string& where);
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "config/keys/keys.h"
 #include "config/keys/number_text.h"
 
 namespace scaletrain {

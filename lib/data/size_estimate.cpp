@@ -58,6 +58,8 @@ FoundBytes find_bytes(const SourceConfig& source) {
 
 std::optional<SizeEstimate> estimate_tokens(const SourceConfig& source, const TokenizerConfig& tokenizer,
                                             std::int64_t vocab) noexcept {
+  // How much of a record is read, and how samples are packed, no size of a file tells.
+  if (source.records != RecordKind::text) return std::nullopt;
   try {
     const FoundBytes found = find_bytes(source);
     if (found.bytes == 0 || found.is_compressed) return std::nullopt;

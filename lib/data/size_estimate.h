@@ -15,7 +15,7 @@ struct SizeEstimate {
 };
 
 // Nothing where nothing is there, or where what a token takes of a file is not known (a tokenizer of words or parts of
-// words, a compressed file). vocab: of the model. Never throws.
+// words, a compressed file, instructions). vocab: of the model. Never throws.
 std::optional<SizeEstimate> estimate_tokens(const SourceConfig& source, const TokenizerConfig& tokenizer,
                                             std::int64_t vocab) noexcept;
 

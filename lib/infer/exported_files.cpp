@@ -44,6 +44,7 @@ std::vector<ExportedFile> own_files(const Tokenizer& tokenizer, TokenizerKind ki
   if (paths.size() == 1)
     return {read_file(paths.front(), kind == TokenizerKind::sentencepiece ? "tokenizer.model" : "tokenizer.json")};
   std::vector<ExportedFile> files;
+  files.reserve(paths.size());
   for (const fs::path& path : paths)
     files.push_back(read_file(path, path.extension() == ".json" ? "vocab.json" : "merges.txt"));
   return files;

@@ -157,14 +157,15 @@ struct LoadedModel::Impl {
     const std::string folder = base_folder.empty() ? base.path : base_folder.string();
     const std::string remedy = "; name the folder where it is now with --base";
     if (!path_exists(folder))
-      throw BaseModelError(fmt::format("{}: the checkpoint's adapters need their base model, which is not in {} any more{}",
-                                   checkpoint.path().string(), folder, remedy));
+      throw BaseModelError(
+          fmt::format("{}: the checkpoint's adapters need their base model, which is not in {} any more{}",
+                      checkpoint.path().string(), folder, remedy));
     const HuggingFaceModel theirs(folder);
     if (const std::uint64_t content = theirs.content(std::max(1, backend->num_threads())); content != base.content)
-      throw BaseModelError(
-          fmt::format("{}: the checkpoint's adapters were trained for other weights than those of {} (content {}, there "
-                      "{}){}",
-                      checkpoint.path().string(), folder, to_hex(base.content), to_hex(content), remedy));
+      throw BaseModelError(fmt::format(
+          "{}: the checkpoint's adapters were trained for other weights than those of {} (content {}, there "
+          "{}){}",
+          checkpoint.path().string(), folder, to_hex(base.content), to_hex(content), remedy));
     theirs.load(*store, *stream);
     merge_adapters(checkpoint, *config.finetune.lora, *store, *stream);
   }

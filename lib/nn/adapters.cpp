@@ -42,8 +42,8 @@ const LayerAdapters* AdapterTensors::find(std::string_view layer) const {
   return found == layers.end() ? nullptr : &*found;
 }
 
-AdapterTensors carve_adapters(const AdapterRegions& regions, std::span<const AdaptedLayer> layers,
-                              const LoraSpec& lora, std::int64_t rows, DType compute) {
+AdapterTensors carve_adapters(const AdapterRegions& regions, std::span<const AdaptedLayer> layers, const LoraSpec& lora,
+                              std::int64_t rows, DType compute) {
   AdapterTensors tensors;
   if (layers.empty()) return tensors;
   std::int64_t widest = 0;
@@ -56,8 +56,7 @@ AdapterTensors carve_adapters(const AdapterRegions& regions, std::span<const Ada
     }
   }
   const View some_rows = regions.scratch.allocate(compute, {std::min(rows, rows_at_a_time), widest});
-  const View joint =
-      most_maps > 1 ? regions.scratch.allocate(compute, {rows, most_maps * lora.rank}) : View();
+  const View joint = most_maps > 1 ? regions.scratch.allocate(compute, {rows, most_maps * lora.rank}) : View();
   for (const AdaptedLayer& layer : layers) {
     const std::int64_t maps = std::ssize(layer.maps);
     LayerAdapters of{.layer = &layer, .hidden = {}, .d_hidden = {}, .joint = {}, .rows = some_rows};
@@ -72,11 +71,8 @@ AdapterTensors carve_adapters(const AdapterRegions& regions, std::span<const Ada
 
 void UnitOps::scale_columns(ConstView input, std::int64_t input_stride, View output, std::int64_t output_stride,
                             double scale) const {
-  run(ScaleColumns{.input = input,
-                   .output = output,
-                   .input_stride = input_stride,
-                   .output_stride = output_stride,
-                   .scale = scale});
+  run(ScaleColumns{
+      .input = input, .output = output, .input_stride = input_stride, .output_stride = output_stride, .scale = scale});
 }
 
 void UnitOps::adapter_hidden(std::string_view layer, ConstView input) const {

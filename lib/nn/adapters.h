@@ -1,9 +1,10 @@
 // What adapters (lora.h) add to the maps of a block, as operations and memory: N rows, r features an adapter, R of all
 // adapters of one layer. Internal to nn.
 //
-// Forward: hidden = scale · x·Aᵀ, and hidden·Bᵀ is the addend of the map's own product, so that the sum is rounded once.
-// Backward: d_hidden = scale · dy·B; then A gets d_hiddenᵀ·x, B dyᵀ·hidden, and d_hidden·A is added to the gradient of
-// x. The forward keeps hidden. A split backward keeps d_hidden for its weight pass, which so reads no weight.
+// Forward: hidden = scale · x·Aᵀ, and hidden·Bᵀ is the addend of the map's own product, so that the sum is rounded
+// once. Backward: d_hidden = scale · dy·B; then A gets d_hiddenᵀ·x, B dyᵀ·hidden, and d_hidden·A is added to the
+// gradient of x. The forward keeps hidden. A split backward keeps d_hidden for its weight pass, which so reads no
+// weight.
 //
 // With several adapters in a layer of fused maps each has some columns of the layer's output. Those, and what is added
 // to gradients of inputs, pass through scratch some rows at a time.
@@ -42,7 +43,7 @@ struct AdapterRegions {
   RegionAllocator& scratch;   // within one call
 };
 // layers must outlive the tensors. Nothing for none.
-AdapterTensors carve_adapters(const AdapterRegions& regions, std::span<const AdaptedLayer> layers,
-                              const LoraSpec& lora, std::int64_t rows, DType compute);
+AdapterTensors carve_adapters(const AdapterRegions& regions, std::span<const AdaptedLayer> layers, const LoraSpec& lora,
+                              std::int64_t rows, DType compute);
 
 }  // namespace scaletrain

@@ -14,7 +14,6 @@ namespace scaletrain {
 void initialise_parameters(ParamStore& store, Stream& stream, std::uint64_t seed, int threads,
                            WorkCount* work = nullptr);
 // The same for the parameters of adapters alone (lora.h), beside a base that is loaded.
-void initialise_adapters(ParamStore& store, Stream& stream, std::uint64_t seed, int threads,
-                         WorkCount* work = nullptr);
+void initialise_adapters(ParamStore& store, Stream& stream, std::uint64_t seed, int threads, WorkCount* work = nullptr);
 
 }  // namespace scaletrain

@@ -194,9 +194,10 @@ LoraSpec make_lora_spec(const ParamTable& base, const LoraConfig& config) {
       chosen.insert(map.name);
     }
     if (!names_one)
-      throw UserError(fmt::format("finetune.lora.targets: {} is no map of this model that can have an adapter; there "
-                                  "are {}, and all-linear for all of them",
-                                  quoted(target), names_text(maps)));
+      throw UserError(
+          fmt::format("finetune.lora.targets: {} is no map of this model that can have an adapter; there "
+                      "are {}, and all-linear for all of them",
+                      quoted(target), names_text(maps)));
   }
   for (const LoraMap& map : maps)
     if (chosen.contains(map.name)) spec.maps.push_back(map.name);

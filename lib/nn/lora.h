@@ -1,13 +1,13 @@
-// Low-rank adapters (LoRA, Hu et al. 2021). A map of the base model, whose parameters are frozen, gets something to train
-// beside it: y = x·Wᵀ + bias + scale · (x·Aᵀ)·Bᵀ with A [r, inputs], B [outputs, r] and scale = alpha / r. A begins
-// uniform in ±1/sqrt(inputs), as in peft, B as zeros: the first loss is the base model's.
+// Low-rank adapters (LoRA, Hu et al. 2021). A map of the base model, whose parameters are frozen, gets something to
+// train beside it: y = x·Wᵀ + bias + scale · (x·Aᵀ)·Bᵀ with A [r, inputs], B [outputs, r] and scale = alpha / r. A
+// begins uniform in ±1/sqrt(inputs), as in peft, B as zeros: the first loss is the base model's.
 //
 // A map is what the model's family has as one in its files: query, key and value have adapters of their own in Llama's
 // kind, and one together in GPT-2's (c_attn), whose A is a parameter of its own and whose B is kept as three.
 //
-// Tensor parallel, as the map is: where its outputs are divided B is too and A is on every rank, where its inputs are, A
-// is and B is on every rank. What is on every rank has a gradient that each rank computes a part of, and asks nothing of
-// the group before the step's end.
+// Tensor parallel, as the map is: where its outputs are divided B is too and A is on every rank, where its inputs are,
+// A is and B is on every rank. What is on every rank has a gradient that each rank computes a part of, and asks nothing
+// of the group before the step's end.
 #pragma once
 
 #include <cstdint>

@@ -76,12 +76,12 @@ struct Parameter {
   // The same with and without sequence shards: each tensor rank computes this replicated parameter's gradient from its
   // own heads only.
   bool tensor_partial = false;
-  // Of the base model that adapters are trained for: frozen, loaded from where the base is at every start, and held by no
-  // checkpoint, which names the base instead.
+  // Of the base model that adapters are trained for: frozen, loaded from where the base is at every start, and held by
+  // no checkpoint, which names the base instead.
   bool in_base = false;
   bool is_adapter = false;  // of an adapter: its Hugging Face name is peft's
-  std::string fused;  // parameters of one unit with the same non-empty text form one matrix, stacked along dim 0
-  int unit = 0;       // index into units()
+  std::string fused;        // parameters of one unit with the same non-empty text form one matrix, stacked along dim 0
+  int unit = 0;             // index into units()
   std::optional<std::string>
       tied_to;  // this parameter is another stage's copy of that parameter's tensor: stored and counted once
 };

@@ -79,9 +79,10 @@ class TimedBackend final : public ForwardingBackend {
 
   template <class Descriptor>
   Purpose purpose_of(const Descriptor&) const {
-    static_assert(is_one_of<Descriptor, NormForward, NormBackwardInput, NormBackwardWeight, ActivationForward,
-                            ActivationBackward, RopeRotate, EmbeddingForward, EmbeddingBackward, Add, ScaleColumns, Copy, Fill>,
-                  "a new operation has a purpose, here or below");
+    static_assert(
+        is_one_of<Descriptor, NormForward, NormBackwardInput, NormBackwardWeight, ActivationForward, ActivationBackward,
+                  RopeRotate, EmbeddingForward, EmbeddingBackward, Add, ScaleColumns, Copy, Fill>,
+        "a new operation has a purpose, here or below");
     return Purpose::element_wise;
   }
   Purpose of_product(const Shape& weight) const { return weight[0] == vocab_ ? Purpose::head : Purpose::products; }

@@ -6,6 +6,7 @@
 
 #include "golden_documents.h"
 #include "golden_frozen.h"
+#include "golden_lora.h"
 #include "golden_models.h"
 #include "support/cuda/gpu_under_test.h"
 
@@ -37,6 +38,15 @@ TEST_CASE("golden_twenty_adamw_steps_with_frozen_parameters_agree_with_pytorch_o
   for (const std::string& model : models_with_frozen) {
     CAPTURE(model);
     check_training(model, make_gpu(DType::f32), in_f32, with_frozen);
+  }
+}
+
+TEST_CASE("golden_gradients_and_twenty_adamw_steps_of_adapters_agree_with_peft_on_a_gpu") {
+  if (is_gpu_missing()) return;
+  for (const LoraModel& model : models_with_lora) {
+    CAPTURE(model.model);
+    check_loss_and_gradients(Golden(model.model, make_gpu(DType::f32), {}, model.with_adapters), in_f32);
+    check_training(model.model, make_gpu(DType::f32), in_f32, model.with_adapters);
   }
 }
 

@@ -106,8 +106,7 @@ struct Golden {
   void load_adapter(const HuggingFaceTensor& tensor) {
     const std::vector<double> all = expected.values<double>("adapter/" + tensor.name);
     for (const HuggingFacePart& part : tensor.parts) {
-      const View values =
-          runner.store.master(runner.table.parameters()[static_cast<std::size_t>(part.parameter)].name);
+      const View values = runner.store.master(runner.table.parameters()[static_cast<std::size_t>(part.parameter)].name);
       const Buffer pinned = runner.backend->allocate_pinned(values.num_bytes());
       const View there = pinned.view(0, values.dtype(), values.shape());
       convert_floats(DType::f64, all.data() + part.offset * tensor.shape[1], there.dtype(), there.data(),

@@ -39,7 +39,7 @@ const std::vector<TestLayout>& dozen() {
 struct Kind {
   bool llama = false;
   bool tied = true;
-  bool qk_norm = false;  // and heads wider than hidden in all, and biases on query, key and value
+  bool qk_norm = false;   // and heads wider than hidden in all, and biases on query, key and value
   bool adapters = false;  // alone are trained, and saved
   TestBackend backend = TestBackend::cpu;
   double tolerance = 1e-5;  // of a loss, relative: DESIGN's for the type

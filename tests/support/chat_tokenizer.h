@@ -34,8 +34,8 @@ inline std::filesystem::path write_chat_tokenizer(const TempFolder& folder, cons
   std::string added;
   for (const auto& [id, text] : {std::pair(kEndOfText, "<|endoftext|>"), std::pair(kTurnBegin, "<|im_start|>"),
                                  std::pair(kTurnEnd, "<|im_end|>")})
-    added += (added.empty() ? "" : ", ") + ("{\"id\": " + std::to_string(id) + ", \"content\": \"" + text +
-                                            "\", \"special\": true}");
+    added += (added.empty() ? "" : ", ") +
+             ("{\"id\": " + std::to_string(id) + ", \"content\": \"" + text + "\", \"special\": true}");
   folder.write(name + "/tokenizer.json",
                "{\"added_tokens\": [" + added +
                    "], \"normalizer\": null, \"post_processor\": null, \"decoder\": {\"type\": \"ByteLevel\"}, "

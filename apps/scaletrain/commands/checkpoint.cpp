@@ -215,9 +215,10 @@ ExitCode export_as_adapter(const ExportArguments& arguments) {
   const std::string where = (located.path / "manifest.json").string() + ": config";
   const Config config = parse_resolved_config(checkpoint.manifest().config, where);
   if (!config.finetune.lora)
-    throw UserError(fmt::format("--adapter: {} has no adapters: it was not trained with finetune.lora; without the "
-                                "option its model is exported",
-                                located.path.string()));
+    throw UserError(
+        fmt::format("--adapter: {} has no adapters: it was not trained with finetune.lora; without the "
+                    "option its model is exported",
+                    located.path.string()));
   // The shapes of adapters do not depend on the vocabulary.
   export_adapter(checkpoint, {.folder = arguments.output,
                               .model = make_model_spec(config.model, config.model.vocab.value_or(1)),
@@ -308,8 +309,9 @@ Command add_checkpoint_export(CLI::App& app) {
       ->add_option("--batches", arguments->batches, "int8, int4: at most so many batches of 8 samples of each; 0: all")
       ->transform(whole_number(0))
       ->capture_default_str();
-  command->add_flag("--adapter", arguments->adapter,
-                    "Of a run with finetune.lora the adapters, as a folder for peft; else they are merged into the model");
+  command->add_flag(
+      "--adapter", arguments->adapter,
+      "Of a run with finetune.lora the adapters, as a folder for peft; else they are merged into the model");
   declare_base(*command, arguments->base);
   return [arguments] { return export_model(*arguments); };
 }

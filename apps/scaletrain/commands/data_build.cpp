@@ -136,10 +136,11 @@ ExitCode build(const BuildArguments& arguments) {
 
 Command add_data_build(CLI::App& app) {
   auto arguments = std::make_shared<BuildArguments>();
-  CLI::App* command = app.add_subcommand("build", "Tokenise text and JSONL into token files that Megatron reads too");
+  CLI::App* command =
+      app.add_subcommand("build", "Tokenise text, JSONL and Parquet into token files that Megatron reads too");
   command
       ->add_option("sources", arguments->sources,
-                   "Text and JSONL, also .gz and .zst: files, folders, patterns (web/**/*.jsonl.zst)")
+                   "Text and JSONL, also .gz and .zst, and Parquet: files, folders, patterns (web/**/*.jsonl.zst)")
       ->type_name("PATH")
       ->required();
   command

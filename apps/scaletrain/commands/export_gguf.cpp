@@ -86,13 +86,17 @@ ExitCode export_as_gguf(const LocatedModel& located, const GgufArguments& argume
   const bool rounds = type == GgufType::q8_0 || type == GgufType::q4_0;
   const auto backend = make_cpu_backend({.threads = available_processors()});
   const auto stream = backend->make_stream();
+  GgufExport request{.file = arguments.file, .model = {}, .type = type, .vocabulary = {}};
+  VocabularyOfGguf vocabulary;
+  const auto look_first = [&](LoadedModel& found) {
+    request.model = found.config().model;
+    request.model.vocab = found.transformer().spec().vocab;
+    check_gguf_export(request.model, request.file);
+    vocabulary = gguf_vocabulary(found, exported_text(found, located));
+  };
   std::optional<LoadedModel> loaded;
-  with_older_named(located, [&] { loaded.emplace(located, *backend, *stream, std::nullopt); });
+  with_older_named(located, [&] { loaded.emplace(located, *backend, *stream, std::nullopt, look_first); });
   LoadedModel& model = *loaded;
-  GgufExport request{.file = arguments.file, .model = model.config().model, .type = type, .vocabulary = {}};
-  request.model.vocab = model.transformer().spec().vocab;
-  check_gguf_export(request.model, request.file);
-  VocabularyOfGguf vocabulary = gguf_vocabulary(model, exported_text(model, located));
   request.vocabulary = std::move(vocabulary.vocabulary);
   // What cannot be measured is known before anything is written.
   const std::vector<NamedSet> sets = rounds ? open_sets(arguments.data, model) : std::vector<NamedSet>();

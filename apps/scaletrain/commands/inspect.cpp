@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "base/hash.h"
 #include "base/json.h"
 #include "base/text.h"
 #include "checkpoint/load.h"
@@ -42,11 +43,12 @@ std::string inspected_json(const Checkpoint& checkpoint) {
                        {"shape", shape},
                        {"pieces", tensor.num_pieces()}});
   }
-  const nlohmann::json answer = {{"path", checkpoint.path().string()},  {"step", manifest.step},
-                                 {"tokens", manifest.tokens},           {"generation", manifest.generation},
-                                 {"save_id", manifest.save_id},         {"parent_save_id", manifest.parent_save_id},
-                                 {"fingerprint", manifest.fingerprint}, {"scalars", manifest.scalars},
-                                 {"config", manifest.config},           {"tensors", tensors}};
+  nlohmann::json answer = {{"path", checkpoint.path().string()},  {"step", manifest.step},
+                           {"tokens", manifest.tokens},           {"generation", manifest.generation},
+                           {"save_id", manifest.save_id},         {"parent_save_id", manifest.parent_save_id},
+                           {"fingerprint", manifest.fingerprint}, {"scalars", manifest.scalars},
+                           {"config", manifest.config},           {"tensors", tensors}};
+  if (manifest.base) answer["base"] = {{"path", manifest.base->path}, {"content", to_hex(manifest.base->content)}};
   return answer.dump(2) + "\n";
 }
 
@@ -116,6 +118,9 @@ std::string head_text(const Checkpoint& checkpoint) {
          summary_line("tokens", grouped_digits(static_cast<std::uint64_t>(manifest.tokens))) +
          summary_line("generation", std::to_string(manifest.generation)) + summary_line("save id", manifest.save_id) +
          summary_line("parent", manifest.parent_save_id.empty() ? "none" : manifest.parent_save_id) +
+         (manifest.base ? summary_line("adapters of", fmt::format("the model in {}, content {}", manifest.base->path,
+                                                                  to_hex(manifest.base->content)))
+                        : "") +
          summary_line("fingerprint", manifest.fingerprint);
 }
 

@@ -328,19 +328,19 @@ std::string manifest_text(const Manifest& manifest) {
   json tensors = json::array();
   for (const ManifestTensor& tensor : manifest.tensors) tensors.push_back(tensor_json(tensor));
   json value = {{"format_version", manifest.format_version},
-                      {"save_id", manifest.save_id},
-                      {"parent_save_id", manifest.parent_save_id},
-                      {"generation", manifest.generation},
-                      {"step", manifest.step},
-                      {"tokens", manifest.tokens},
-                      {"config", manifest.config},
-                      {"tokenizer_files", manifest.tokenizer_files},
-                      {"history", manifest.history},
-                      {"fingerprint", manifest.fingerprint},
-                      {"scalars", manifest.scalars},
-                      {"tensors", std::move(tensors)},
-                      {"files", std::move(files)},
-                      {"checksum_block_bytes", checksum_block_bytes}};
+                {"save_id", manifest.save_id},
+                {"parent_save_id", manifest.parent_save_id},
+                {"generation", manifest.generation},
+                {"step", manifest.step},
+                {"tokens", manifest.tokens},
+                {"config", manifest.config},
+                {"tokenizer_files", manifest.tokenizer_files},
+                {"history", manifest.history},
+                {"fingerprint", manifest.fingerprint},
+                {"scalars", manifest.scalars},
+                {"tensors", std::move(tensors)},
+                {"files", std::move(files)},
+                {"checksum_block_bytes", checksum_block_bytes}};
   if (manifest.base) value["base"] = {{"path", manifest.base->path}, {"content", to_hex(manifest.base->content)}};
   std::string text;
   try {

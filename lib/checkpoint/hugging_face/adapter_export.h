@@ -17,8 +17,8 @@ struct AdapterExport {
   DType dtype = DType::f32;  // f32 | bf16 | f16
 };
 
-// Complete or not at all. InputError for a checkpoint without these adapters, and for a value that is not finite in that
-// type.
+// Complete or not at all. InputError for a checkpoint without these adapters, and for a value that is not finite in
+// that type.
 void export_adapter(const Checkpoint& checkpoint, const AdapterExport& request);
 
 }  // namespace scaletrain

@@ -43,8 +43,8 @@ class HuggingFaceModel {
   const HuggingFaceShape& shape() const;
   const std::filesystem::path& path() const;
   DType dtype() const;  // of the stored tensors
-  // Fills every master the store holds, but for those of adapters. Tensors that are missing, superfluous or of another shape are InputErrors by
-  // name; known buffers (attn.bias, attn.masked_bias, rotary inv_freq) are skipped.
+  // Fills every master the store holds, but for those of adapters. Tensors that are missing, superfluous or of another
+  // shape are InputErrors by name; known buffers (attn.bias, attn.masked_bias, rotary inv_freq) are skipped.
   void load(ParamStore& store, Stream& stream) const;
   // A hash of all of the model's tensors, of every byte: the same in whatever files they lie, and wherever. On so many
   // threads; work: counts stretches of some MiB.

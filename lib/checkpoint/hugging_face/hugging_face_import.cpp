@@ -78,11 +78,12 @@ namespace {
       !std::filesystem::exists(folder / "pytorch_model.bin.index.json", ignored))
     throw InputError(missing + "; weights in other formats are not read");
   throw InputError(fmt::format(
-      "{}, but PyTorch's own files, which are not read. This converts them (with torch and safetensors from PyPI):\n"
+      "{}, but PyTorch's own files, which are not read. This converts them:\n"
       "  python3 -c 'import glob, sys, torch; from safetensors.torch import save_file; "
       "files = sorted(glob.glob(glob.escape(sys.argv[1]) + \"/pytorch_model*.bin\")); "
       "save_file({{k: v.clone().contiguous() for f in files for k, v in torch.load(f, map_location=\"cpu\", "
-      "weights_only=True).items()}}, sys.argv[1] + \"/model.safetensors\", {{\"format\": \"pt\"}})' {}",
+      "weights_only=True).items()}}, sys.argv[1] + \"/model.safetensors\", {{\"format\": \"pt\"}})' {}\n(with torch "
+      "and safetensors from PyPI)",
       missing, shell_word(folder.string())));
 }
 

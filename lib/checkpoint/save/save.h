@@ -26,12 +26,11 @@ struct SavePiece {
   ParamRange range;  // where its values lie: a part of the rank's shard
 };
 // What one rank writes: the parts of parameters that its data rank owns (ShardLayout::shard_ranges, whatever the ZeRO
-// stage), of parameters of whose replication group it is the first; tied copies are not written, nor what the base of adapters
-// has. A range becomes at
-// most 2d-1 boxes. All ranks together write each element of each tensor exactly once. Masters go to
-// model-RRRRR-NNN.safetensors, states to optimizer-RRRRR-NNN.safetensors (R the rank, N from 0; a world of one rank
-// leaves R out and gives N five digits); a file ends before it would exceed max_file_bytes (unless one piece alone
-// does). A rank without pieces has no file.
+// stage), of parameters of whose replication group it is the first; tied copies are not written, nor what the base of
+// adapters has. A range becomes at most 2d-1 boxes. All ranks together write each element of each tensor exactly once.
+// Masters go to model-RRRRR-NNN.safetensors, states to optimizer-RRRRR-NNN.safetensors (R the rank, N from 0; a world
+// of one rank leaves R out and gives N five digits); a file ends before it would exceed max_file_bytes (unless one
+// piece alone does). A rank without pieces has no file.
 inline constexpr std::uint64_t default_max_file_bytes = 4ull << 30;
 // state_names: the optimizer's; dtype: of masters and states in the store. Pure: needs no store.
 std::vector<SavePiece> make_save_plan(const ParamTable& table, const ShardLayout& layout,

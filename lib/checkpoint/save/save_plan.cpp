@@ -49,7 +49,9 @@ void for_each_saved(const ParamTable& table, const ShardLayout& layout, int num_
   for (int state = -1; state < num_states; ++state) {
     for (const ParamRange& range : ranges) {
       const Parameter& parameter = table.parameters()[static_cast<std::size_t>(range.parameter)];
-      if (parameter.in_base || parameter.tied_to || (state >= 0 && parameter.role != ParamRole::trained) || range.count == 0) continue;
+      if (parameter.in_base || parameter.tied_to || (state >= 0 && parameter.role != ParamRole::trained) ||
+          range.count == 0)
+        continue;
       if (ParamTable::is_first_replica(parameter, tensor_degree, position.tensor)) visit(range, parameter, state);
     }
   }

@@ -668,8 +668,8 @@ const KeyTable<LoraConfig>& lora_table() {
     KeyTable<LoraConfig> out;
     out.push_back(row<LoraConfig>({"rank", "", "Features that an adapter goes through, of the map's many.", never},
                                   at_least(1, kMaxWidth), FIELD(rank)));
-    out.push_back(row<LoraConfig>({"alpha", "", "Adapters are added times this / rank.", never}, positive(),
-                                  FIELD(alpha)));
+    out.push_back(
+        row<LoraConfig>({"alpha", "", "Adapters are added times this / rank.", never}, positive(), FIELD(alpha)));
     out.push_back(row<LoraConfig>({"dropout", "", "Probability of dropping a feature of an adapter's input.", never},
                                   NumberCodec{0.0, 1.0, Bounds::open_above}, FIELD(dropout)));
     out.push_back(

@@ -15,10 +15,8 @@ namespace scaletrain {
 
 namespace {
 
-constexpr std::array<UnsupportedValue, 7> kTable = {{
+constexpr std::array<UnsupportedValue, 6> kTable = {{
     {"model.dropout", "above 0", [](const Config& c) { return c.model.dropout > 0; }, "0"},
-    {"finetune.lora.dropout", "above 0",
-     [](const Config& c) { return c.finetune.lora && c.finetune.lora->dropout > 0; }, "0"},
     {"train.optimizer.type", "lion | lamb | lars | muon | adafactor", nullptr, "adamw or sgd"},
     {"train.lr_schedule.type", "wsd", [](const Config& c) { return c.train.lr_schedule.type == LrScheduleKind::wsd; },
      "cosine, linear or constant"},
@@ -99,10 +97,8 @@ std::vector<Refusal> refusals(const Config& config) {
   const KeyTable<Config>& keys = config_table();
   for (const UnsupportedValue& value : unsupported_table()) {
     if (value.is_asked == nullptr || !value.is_asked(config)) continue;
-    // Its own row or, of a key in an optional section, the section's.
-    const auto key = std::find_if(keys.begin(), keys.end(), [&](const auto& row) {
-      return value.path == row.info.path || value.path.starts_with(row.info.path + ".");
-    });
+    const auto key =
+        std::find_if(keys.begin(), keys.end(), [&](const auto& row) { return row.info.path == value.path; });
     SCALETRAIN_CHECK(key != keys.end());
     out.push_back({key->info.path,
                    fmt::format("{}: {} is not supported yet; use {}", value.path, key->write(config), value.instead)});

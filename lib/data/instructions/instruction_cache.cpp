@@ -103,10 +103,11 @@ std::vector<std::string> packed_lines(const std::string& name, const PackedFile&
   const double room = static_cast<double>(counts.rows) * static_cast<double>(file.context());
   const double padding = room > 0 ? 100.0 * (room - static_cast<double>(counts.tokens)) / room : 0.0;
   std::vector<std::string> lines = {fmt::format(
-      "{}: {} of {}, packed into {} of {} ({:.1f} % padding); the loss is on {} of {}{}", name,
+      "{}: {} of {}, packed into {} of {} ({:.1f} % padding); the loss is on {}{}", name,
       grouped_count(counts.documents, is_chat ? "conversation" : "completion"), grouped_count(counts.tokens, "token"),
       grouped_count(counts.rows, "sample"), grouped_digits(static_cast<std::uint64_t>(file.context())), padding,
-      grouped_count(counts.learned, "token"), rules.loss == InstructionLoss::answers ? "the answers" : "all",
+      rules.loss == InstructionLoss::all ? "all but the first of each"
+                                         : fmt::format("the {} of answers", grouped_count(counts.learned, "token")),
       rules.chat ? fmt::format("; chat template {}", rules.chat->name()) : "")};
   if (counts.cut > 0)
     lines.push_back(fmt::format(

@@ -134,9 +134,9 @@ InstructionEncoder::InstructionEncoder(InstructionRules rules, const Tokenizer& 
   const std::string_view end = rules_.chat->end_of_turn();
   if (tokenizer.encode(end).size() != 1)
     throw InputError(fmt::format(
-        "data.instructions.chat_template: {}, which ends a turn by the template {}, is no token of the tokenizer ({}); "
-        "take the tokenizer of a chat model, or records: prompt_completion, which need no template",
-        quoted(end), rules_.chat->name(), tokenizer.description()));
+        "{}: {}, which ends a turn by the template {}, is no token of the tokenizer ({}); take the tokenizer of a chat "
+        "model, or records: prompt_completion, which need no template",
+        rules_.template_key, quoted(end), rules_.chat->name(), tokenizer.description()));
   for (const AddedToken& token : tokenizer.special_tokens())
     if (token.strips_left || token.strips_right)
       throw InputError(

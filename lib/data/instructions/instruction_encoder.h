@@ -33,8 +33,9 @@ namespace scaletrain {
 struct InstructionRules {
   RecordKind records = RecordKind::messages;
   InstructionLoss loss = InstructionLoss::answers;
-  std::optional<ChatTemplate> chat{};  // of messages
-  std::int64_t context = 0;            // tokens of a row
+  std::optional<ChatTemplate> chat{};                            // of messages
+  std::int64_t context = 0;                                      // tokens of a row
+  std::string template_key = "data.instructions.chat_template";  // names the template in messages; decides nothing
   std::uint64_t hash() const;
 };
 

@@ -139,9 +139,10 @@ InstructionRecord parse_instruction(std::string_view line, RecordKind records, c
 }
 
 std::string instruction_hint(bool has_messages, bool has_prompt_and_completion) {
-  if (has_messages) return "; it has conversations: set the source's records: messages";
-  if (has_prompt_and_completion) return "; it has prompts and completions: set the source's records: prompt_completion";
-  return {};
+  const std::string_view records = has_messages ? "messages" : has_prompt_and_completion ? "prompt_completion" : "";
+  if (records.empty()) return {};
+  return fmt::format(": data.train and data.validation read such lines with records: {0} (evaluate: --records {0})",
+                     records);
 }
 
 }  // namespace scaletrain

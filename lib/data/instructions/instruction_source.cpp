@@ -22,8 +22,8 @@ bool may_hold_template(const fs::path& folder) {
 
 }  // namespace
 
-ChatTemplate chat_template_of(const DataConfig& config, const std::vector<fs::path>& tokenizer_files) {
-  const std::string key = "data.instructions.chat_template";
+ChatTemplate chat_template_of(const DataConfig& config, const std::vector<fs::path>& tokenizer_files,
+                              const std::string& key) {
   if (config.instructions.chat_template) {
     try {
       return ChatTemplate::named(*config.instructions.chat_template);
@@ -51,9 +51,11 @@ ChatTemplate chat_template_of(const DataConfig& config, const std::vector<fs::pa
 }
 
 InstructionRules instruction_rules(RecordKind records, const DataConfig& config,
-                                   const std::vector<fs::path>& tokenizer_files, std::int64_t context) {
+                                   const std::vector<fs::path>& tokenizer_files, std::int64_t context,
+                                   const std::string& key) {
   InstructionRules rules{.records = records, .loss = config.instructions.loss, .chat = {}, .context = context};
-  if (records == RecordKind::messages) rules.chat = chat_template_of(config, tokenizer_files);
+  if (key.starts_with("--")) rules.template_key = "--chat-template";
+  if (records == RecordKind::messages) rules.chat = chat_template_of(config, tokenizer_files, rules.template_key);
   return rules;
 }
 

@@ -126,17 +126,6 @@ std::string IdsTokenizer::description() const {
                      end_of_document_ ? std::to_string(*end_of_document_) : "none");
 }
 
-std::string joined_texts(std::span<const std::string> texts, std::span<const std::int32_t> tokens) {
-  std::string text;
-  for (const std::int32_t token : tokens) {
-    if (token < 0 || token >= std::ssize(texts))
-      throw InputError(fmt::format("token {} cannot be decoded: the tokenizer has the tokens 0 to {}", token,
-                                   std::ssize(texts) - 1));
-    text += texts[static_cast<std::size_t>(token)];
-  }
-  return text;
-}
-
 std::vector<std::filesystem::path> tokenizer_files(const TokenizerConfig& config) {
   if (!config.path) return {};
   if (config.type == TokenizerKind::sentencepiece) return {sentencepiece_file(*config.path)};

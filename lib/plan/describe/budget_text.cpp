@@ -219,7 +219,7 @@ std::string steps_text(const PlanFacts& facts) {
       return fmt::format("about {} (train.epochs {}, by the sizes of the files; a start counts)", steps,
                          *facts.config.train.epochs);
     case StepCount::unknown:
-      return fmt::format("so many as train.epochs {} are, which a start counts,", *facts.config.train.epochs);
+      return fmt::format("counted at the start (train.epochs {}),", *facts.config.train.epochs);
   }
   SCALETRAIN_CHECK(false);
 }

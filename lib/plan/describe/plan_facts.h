@@ -133,7 +133,7 @@ std::string placement_text(const PlanFacts& facts);
 // Sentences about the memory of hosts.
 std::vector<std::string> host_memory_lines(const PlanFacts& facts);
 
-// "1,000"; "about 1,000 (train.epochs 1.5, by the sizes of the files; a start counts)".
+// "1,000"; "about 1,000 (train.epochs 1.5, by the sizes of the files; a start counts)"; "counted at the start".
 std::string steps_text(const PlanFacts& facts);
 
 // How the text begins: whether it fits, what would make it fit, the work of the run and the time it takes.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/text.h"
 
 namespace scaletrain {
 
@@ -35,6 +37,31 @@ std::vector<SourceFiles> files_of_folders(std::span<const SourceContent> content
     all.push_back(std::move(files));
   }
   return all;
+}
+
+std::vector<std::string> changed_sets(std::span<const SourceFiles> before, std::span<const SourceFiles> now,
+                                      std::span<const SourceContent> contents) {
+  std::vector<std::string> lines;
+  for (const SourceContent& content : contents) {
+    const bool is_set = content.key.starts_with("data.validation.") || content.key.ends_with(".split");
+    const auto of = [&content](const SourceFiles& files) {
+      return files.key == content.key && files.path == hash_text(content.path);
+    };
+    const auto was = std::find_if(before.begin(), before.end(), of);
+    const auto is = std::find_if(now.begin(), now.end(), of);
+    if (!is_set || was == before.end() || is == now.end() || was->names == is->names) continue;
+    std::vector<std::uint64_t> both;
+    std::set_intersection(was->names.begin(), was->names.end(), is->names.begin(), is->names.end(),
+                          std::back_inserter(both));
+    const std::size_t joined = is->names.size() - both.size();
+    const std::size_t left = was->names.size() - both.size();
+    lines.push_back(fmt::format(
+        "{}: {}: since the run was last started {}{}{}: the set is another one, and its losses are not over what they "
+        "were over before",
+        content.key, content.path, joined > 0 ? counted(joined, "file") + " joined" : "",
+        joined > 0 && left > 0 ? " and " : "", left > 0 ? counted(left, "file") + " left" : ""));
+  }
+  return lines;
 }
 
 void write_data_files(const fs::path& file, std::span<const SourceFiles> sources) {

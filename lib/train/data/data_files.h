@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "data/dataset.h"
@@ -13,6 +14,11 @@ namespace scaletrain {
 // Of what one process has opened. A folder that another process has read, and told it the first files of, is reported
 // and left out.
 std::vector<SourceFiles> files_of_folders(std::span<const SourceContent> contents, const Reporter& report);
+
+// Validation sets whose folders have other files than when the run was last started, by a sentence each: their losses
+// are not over what they were over. Of sources of data.train the mix tells.
+std::vector<std::string> changed_sets(std::span<const SourceFiles> before, std::span<const SourceFiles> now,
+                                      std::span<const SourceContent> contents);
 
 // Replaces the file as a whole. InputError.
 void write_data_files(const std::filesystem::path& file, std::span<const SourceFiles> sources);

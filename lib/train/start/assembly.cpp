@@ -55,18 +55,27 @@ void refuse_other_data(const WorkerParts& parts, const WorkerOptions& options, S
   agree_on_data(start_up, parts.rank, claim);
 }
 
-// Before the data is opened: what an earlier start has noted says nothing of this one.
-void forget_data_files(const WorkerOptions& options) {
+// Before the data is opened: what an earlier start has noted says nothing of this one. What it was, if it can be read.
+std::vector<SourceFiles> forget_data_files(const WorkerOptions& options) {
+  std::vector<SourceFiles> before;
+  if (options.place.rank != Rank(0) || !options.start.cause.empty()) return before;
+  try {
+    before = read_data_files(options.paths.data_files());
+  } catch (const InputError&) {  // nothing to compare with
+  }
   std::error_code ignored;
-  if (options.place.rank == Rank(0) && options.start.cause.empty()) fs::remove(options.paths.data_files(), ignored);
+  fs::remove(options.paths.data_files(), ignored);
+  return before;
 }
 
 // Of the files that restarts after a failure keep to: where somebody starts the run, and where a worker that failed
 // before it had opened its data has left no note.
-void note_data_files(WorkerParts& parts, const WorkerOptions& options) {
+// before: what the start before this one has noted.
+void note_data_files(WorkerParts& parts, const WorkerOptions& options, const std::vector<SourceFiles>& before) {
   if (!parts.is_first() || !parts.files_of_start.empty()) return;
   const std::vector<SourceFiles> files =
       files_of_folders(parts.contents, [&parts](const std::string& text) { parts.log.warn(text); });
+  for (const std::string& line : changed_sets(before, files, parts.contents)) parts.log.warn(line);
   try {
     if (!files.empty()) write_data_files(options.paths.data_files(), files);
   } catch (const InputError& error) {
@@ -117,11 +126,11 @@ void start_run(const WorkerOptions& options, StartUp& start_up, Started& run) {
   if (options.place.world > 1 && options.hooks.entered) options.hooks.entered(options.start.step, true);
   Config config = config_of_run(options);
   const std::unique_ptr<const Checkpoint> checkpoint = open_checkpoint(options);
-  forget_data_files(options);
+  const std::vector<SourceFiles> files_before = forget_data_files(options);
   run.parts = std::make_unique<WorkerParts>(options, std::move(config), sources_read(checkpoint.get()), start_up);
   WorkerParts& parts = *run.parts;
   refuse_other_data(parts, options, start_up);
-  note_data_files(parts, options);
+  note_data_files(parts, options, files_before);
   run.fingerprint = fingerprint_of(parts);
   const bool restarted = options.start.checkpoint || options.start.generation > 0 || has_begun(options.paths.metrics());
   if (parts.is_first()) run.metrics = open_metrics(parts, options);

@@ -30,6 +30,7 @@ std::vector<TokenizerFile> carried_files(const Config& config, const Tokenizer& 
                                          const std::optional<fs::path>& resumed) {
   std::vector<TokenizerFile> files;
   const std::vector<fs::path> own = tokenizer.files();
+  files.reserve(own.size());
   for (const fs::path& path : own) files.push_back(read_tokenizer_file(path));
   if (!own.empty())
     for (const fs::path& path : companion_files(own.front().parent_path())) files.push_back(read_companion(path));

@@ -1,6 +1,6 @@
 // The weights of somebody else's that a run begins from: model.init.from, a Hugging Face folder. Not a checkpoint: a
-// run that has one no longer needs the folder, unless it trains adapters for it (finetune.lora), which then are all that
-// its checkpoints hold.
+// run that has one no longer needs the folder, unless it trains adapters for it (finetune.lora), which then are all
+// that its checkpoints hold.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ void check_initial_weights(const Config& config, const ModelSpec& model);
 FolderModel look_at_folder_model(const Config& config);
 
 // The base of adapters: loads it, and says what it is. known: what the checkpoint that the run goes on from says of it;
-// InputError for a folder of another content, and for one that is missing then. Hashing all of the folder's weights takes
-// `threads`; 0: somebody else does, and it is not looked at.
+// InputError for a folder of another content, and for one that is missing then. Hashing all of the folder's weights
+// takes `threads`; 0: somebody else does, and it is not looked at.
 BaseModel load_base(const Config& config, const ModelSpec& model, const std::optional<BaseModel>& known,
                     ParamStore& store, Stream& stream, int threads, WorkCount* work);
 // InputError if the folder's weights are others than the base's.

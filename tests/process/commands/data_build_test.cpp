@@ -143,5 +143,32 @@ TEST_CASE("what_cannot_be_built_is_refused_by_name_and_what_is_damaged_ends_with
   check_built(workspace().run({"data", "verify", "o"}));
 }
 
+TEST_CASE("a_program_without_the_module_for_parquet_refuses_it_with_what_to_do") {
+  fs::create_directories(workspace() / "bare");
+  fs::copy_file(SCALETRAIN_PROGRAM, workspace() / "bare/scaletrain", fs::copy_options::overwrite_existing);
+  fs::copy_file(fs::path(SCALETRAIN_SOURCE_FOLDER) / "tests/golden/parquet/plain.parquet", workspace() / "p.parquet",
+                fs::copy_options::overwrite_existing);
+  Launch launch = workspace().launch({"data", "build", "p.parquet", "--tokenizer", "bytes", "--output", "p"});
+  launch.executable = workspace() / "bare/scaletrain";
+  const Ended bare = run_program(launch);
+  CHECK(bare.exit_code == 2);
+  CHECK_MESSAGE(contains(bare.errors,
+                         "SOURCES: p.parquet is Parquet, and this program was built without what reads it: "
+                         "build it with -DSCALETRAIN_PARQUET=ON, or write the file as JSONL: python3 -c"),
+                bare.errors);
+  // A module of another program.
+  workspace().write("bare/libscaletrain-parquet.so", "no library");
+  const Ended damaged = run_program(launch);
+  CHECK(damaged.exit_code == 2);
+  CHECK_MESSAGE(contains(damaged.errors, "libscaletrain-parquet.so cannot be loaded"), damaged.errors);
+  if (!fs::exists(fs::path(SCALETRAIN_PROGRAM).parent_path() / "libscaletrain-parquet.so")) return;
+  check_built(workspace().run({"data", "build", "p.parquet", "--tokenizer", "bytes", "--output", "p"}));
+  CHECK(fs::exists(workspace() / "p.bin"));
+  const Ended missing =
+      workspace().run({"data", "build", "p.parquet", "--field", "body", "--tokenizer", "bytes", "--output", "q"});
+  CHECK(missing.exit_code == 3);
+  CHECK_MESSAGE(contains(missing.errors, "there is no column \"body\"; it has \"id\""), missing.errors);
+}
+
 }  // namespace
 }  // namespace scaletrain

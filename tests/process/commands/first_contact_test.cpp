@@ -47,6 +47,35 @@ TEST_CASE("the_version_tells_the_build_its_libraries_and_the_kernels_of_this_mac
   for (const std::string& line : split_text(end.output, '\n')) CHECK_MESSAGE(line.size() <= 80, line);
 }
 
+TEST_CASE("check_tells_about_how_many_steps_epochs_are_and_says_where_it_cannot") {
+  const auto check = [](const std::vector<std::string>& more) {
+    std::vector<std::string> words = {"check", "config.yaml", "--set", "train.epochs=2.5"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Ended end = workspace().run(words);
+    CHECK_MESSAGE(end.exit_code == 0, end.errors);
+    return end.output;
+  };
+  // A byte a token.
+  const nlohmann::json plan = nlohmann::json::parse(check({"--json"}));
+  const double context = plan.at("work").at("tokens").get<double>() / plan.at("work").at("samples").get<double>();
+  const double samples = static_cast<double>(fs::file_size(workspace() / "train.txt")) / context;
+  const double steps = 2.5 * samples / plan.at("global_batch").get<double>();
+  CHECK(plan.at("steps").get<double>() >= steps);
+  CHECK(plan.at("steps").get<double>() <= steps + 4);
+  CHECK(plan.at("work").at("sources")[0].at("epochs").get<double>() == doctest::Approx(2.5).epsilon(0.05));
+  CHECK(says(check({}), "\nsteps +about [0-9,]+ \\(train.epochs 2.5, by the sizes of the files; a start\\s+counts\\)"));
+  CHECK(says(check({}), "\nwork +about "));
+  // Nobody knows how many bytes of an archive are a token.
+  workspace().write("packed/a.txt.gz", read_file(workspace() / "train.txt"));
+  const std::vector<std::string> packed = {"--set", "data.train=[{path: packed}]"};
+  CHECK(says(check(packed), "\nsteps +counted at the start \\(train.epochs 2.5\\), of "));
+  CHECK(says(check(packed), "\nwork +of a step: "));
+  CHECK_FALSE(says(check(packed), " in all"));
+  std::vector<std::string> json = packed;
+  json.emplace_back("--json");
+  CHECK(nlohmann::json::parse(check(json)).at("steps").is_null());
+}
+
 TEST_CASE("check_opens_with_a_verdict_for_this_machine_and_for_a_named_device") {
   const Ended here = workspace().run({"check", "config.yaml"});
   CHECK_MESSAGE(here.exit_code == 0, here.errors);

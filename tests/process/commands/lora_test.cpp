@@ -95,7 +95,8 @@ TEST_CASE("a_resume_without_the_adapters_base_or_with_another_one_is_refused_and
   write_file(weights, bytes);
   const Ended changed = workspace().run(from("changed"));
   CHECK_MESSAGE(changed.exit_code == 3, changed.errors);
-  CHECK(changed.says((workspace() / "changed").string() + ": its weights are not those that the checkpoint's adapters "));
+  CHECK(
+      changed.says((workspace() / "changed").string() + ": its weights are not those that the checkpoint's adapters "));
   copy_base("moved");
   const Ended moved = workspace().run(from("moved"));
   CHECK_MESSAGE(moved.exit_code == 0, moved.errors);
@@ -122,7 +123,7 @@ TEST_CASE("adapters_are_merged_by_evaluate_generate_and_export") {
 
 TEST_CASE("an_adapter_is_exported_as_peft_has_it") {
   const fs::path folder = workspace() / "adapter";
-  const std::vector<std::string> arguments = {"checkpoint", "export",   trained().string(), "--to",
+  const std::vector<std::string> arguments = {"checkpoint",  "export",    trained().string(), "--to",
                                               "huggingface", "--adapter", "--output",         folder.string()};
   const Ended end = workspace().run(arguments);
   REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
@@ -143,9 +144,8 @@ TEST_CASE("an_adapter_is_exported_as_peft_has_it") {
 
 TEST_CASE("evaluate_says_where_the_base_of_adapters_is_missing_and_takes_it_from_elsewhere") {
   copy_base("once");
-  const Ended begun = workspace().run(
-      lora_run("lora-once", {"train.steps=1", "train.lr_schedule.warmup=0",
-                             "model.init.from=" + (workspace() / "once").string()}));
+  const Ended begun = workspace().run(lora_run("lora-once", {"train.steps=1", "train.lr_schedule.warmup=0",
+                                                             "model.init.from=" + (workspace() / "once").string()}));
   REQUIRE_MESSAGE(begun.exit_code == 0, begun.errors);
   const std::string run = (workspace() / "lora-once").string();
   const double before = held_loss(run);

@@ -30,7 +30,9 @@ TEST_CASE("gguf_blocks_read_as_llama_cpp_reads_them_and_are_as_near_to_the_numbe
   REQUIRE(cases.size() >= 6);
   const std::map<std::string, GgufType> types = {{"q8_0", GgufType::q8_0}, {"q4_0", GgufType::q4_0}};
   for (const nlohmann::json& one : cases) {
-    for (const auto& [word, type] : types) {
+    for (const auto& entry : types) {
+      const std::string& word = entry.first;
+      const GgufType type = entry.second;
       CAPTURE(one["name"]);
       CAPTURE(word);
       const std::vector<float> values = floats_of(one["values"]);
@@ -180,9 +182,9 @@ TEST_CASE("gguf_files_hold_every_family_as_llama_cpp_names_and_orders_it") {
     ModelConfig model;
     std::string architecture;
   };
-  for (const Case& one : {Case{tiny_gpt2_config(), "gpt2"}, Case{tiny_llama_config(false), "llama"},
-                          Case{tiny_llama3_config(), "llama"}, Case{tiny_mistral_config(), "llama"},
-                          Case{tiny_qwen2_config(), "qwen2"}, Case{tiny_qwen3_config(), "qwen3"}}) {
+  for (const Case& one :
+       {Case{tiny_gpt2_config(), "gpt2"}, Case{tiny_llama_config(false), "llama"}, Case{tiny_llama3_config(), "llama"},
+        Case{tiny_mistral_config(), "llama"}, Case{tiny_qwen2_config(), "qwen2"}, Case{tiny_qwen3_config(), "qwen3"}}) {
     CAPTURE(one.architecture);
     const TempFolder folder;
     StoreFixture saved(make_param_table(make_model_spec(one.model, 11), InitConfig{}), {});
@@ -247,13 +249,13 @@ TEST_CASE("gguf_files_hold_what_rounding_leaves_and_keep_what_has_no_whole_group
     const ReadFile file(folder / "m.gguf");
     CHECK(file.texts.at("tokenizer.ggml.model") == "no_vocab");
     CHECK(file.numbers.at("general.file_type") == (type == GgufType::q8_0 ? 7 : 2));
-    const std::map<std::string, std::string> names = {{"embedding.token.weight", "token_embd.weight"},
-                                                      {"blocks.0.attention.value.weight", "blk.0.attn_v.weight"},
-                                                      {"blocks.0.ffn.up.weight", "blk.0.ffn_up.weight"},
-                                                      {"blocks.0.ffn.down.weight", "blk.0.ffn_down.weight"},
-                                                      {"head.norm.weight", "output_norm.weight"},
-                                                      {"head.weight", "output.weight"}};
-    for (const auto& [ours, theirs] : names) {
+    const std::map<std::string, std::string> names = {
+        {"embedding.token.weight", "token_embd.weight"},   {"blocks.0.attention.value.weight", "blk.0.attn_v.weight"},
+        {"blocks.0.ffn.up.weight", "blk.0.ffn_up.weight"}, {"blocks.0.ffn.down.weight", "blk.0.ffn_down.weight"},
+        {"head.norm.weight", "output_norm.weight"},        {"head.weight", "output.weight"}};
+    for (const auto& entry : names) {
+      const std::string& ours = entry.first;
+      const std::string& theirs = entry.second;
       CAPTURE(ours);
       std::vector<float> values = values_of(saved, ours);
       const std::vector<float> before = values;

@@ -68,7 +68,8 @@ TEST_CASE("the table's defaults are the config's") {
   const Config plain = load_text(kLeast).config;
   for (const KeyInfo& info : config_keys()) {
     const bool is_inner = info.path.find("[]") != std::string::npos || info.path.starts_with("early_stop.") ||
-                          info.path.starts_with("train.spike.") || info.path.starts_with("supervise.elastic.");
+                          info.path.starts_with("finetune.lora.") || info.path.starts_with("train.spike.") ||
+                          info.path.starts_with("supervise.elastic.");
     if (is_inner || info.fallback == "required" || info.fallback == "heads" || info.fallback == "4 * hidden" ||
         info.path == "train.steps" || info.path == "run.directory")
       continue;

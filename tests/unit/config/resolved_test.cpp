@@ -74,6 +74,8 @@ Config random_config(std::uint64_t seed) {
   for (std::int64_t i = dice.whole(0, 3); i > 0; --i)
     c.finetune.learning_rates.emplace_back(std::to_string(i) + dice.pattern(), dice.share());
   c.finetune.layer_decay = dice.share();
+  if (dice.coin() && c.model.init.from && c.finetune.freeze.empty())
+    c.finetune.lora = LoraConfig{dice.whole(1, 99), 9 * dice.share(), 0.0, {"all-linear", "a_proj", "mlp.b_proj"}};
   c.data.cache = dice.maybe_text();
   c.data.verify = dice.coin() ? DataCheck::all : DataCheck::changed;
   for (std::int64_t i = dice.whole(1, 3); i > 0; --i) {
@@ -252,6 +254,12 @@ TEST_CASE("each key is wired to its own member") {
   CHECK((c.finetune.freeze == std::vector<std::string>{"a.*", "*.b"} && c.finetune.layer_decay == 0.75));
   CHECK((c.finetune.learning_rates == std::vector<std::pair<std::string, double>>{{"*.bias", 2.0}, {"d.?", 0.5}}));
   CHECK(loaded.unsupported.size() == 2);
+  const Config with_adapters =
+      load_text(kLeast,
+                {"model.init.from=/f", "finetune.lora={rank: 3, alpha: 5, dropout: 0, targets: [q_proj, mlp.b]}"})
+          .config;
+  CHECK((with_adapters.finetune.lora->rank == 3 && with_adapters.finetune.lora->alpha == 5));
+  CHECK(with_adapters.finetune.lora->targets == std::vector<std::string>{"q_proj", "mlp.b"});
   CHECK(load_text(kLeast, {"model.init.type=he"}).config.model.init.type == InitKind::he);
   CHECK(load_text(kLeast, {"model.init.from=/f"}).config.model.init.from == "/f");
   CHECK(load_text(kLeast, {"train.optimizer.type=sgd"}).config.train.optimizer.type == OptimizerKind::sgd);

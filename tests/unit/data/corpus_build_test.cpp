@@ -531,7 +531,7 @@ TEST_CASE("what a build that has failed leaves is in no other build's way") {
 TEST_CASE("builds of one output that begin and end together hinder each other, and never more") {
   SmallCorpus corpus;
   corpus.folder.write("one.txt", words(1, 50));
-  for (int round = 0; round < 100; ++round) {
+  for (int round = 0; round < 60; ++round) {
     CAPTURE(round);
     const std::string name = "race-" + std::to_string(round);
     std::atomic<int> num_built{0};

@@ -18,9 +18,9 @@ namespace {
 std::string lines_of(int count) {
   std::string lines;
   for (int i = 0; i < count; ++i)
-    lines += i % 1000 == 500 ? "nonsense\n"
-                             : "{\"text\": \"" + std::to_string(i) + std::string(static_cast<std::size_t>(i % 200), 'x') +
-                                   "\"}\n";
+    lines += i % 1000 == 500
+                 ? "nonsense\n"
+                 : "{\"text\": \"" + std::to_string(i) + std::string(static_cast<std::size_t>(i % 200), 'x') + "\"}\n";
   return lines;
 }
 

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "data/corpus/inspection.h"
 #include "data/instructions/instruction_encoder.h"
 #include "data/instructions/instruction_source.h"
 #include "data/instructions/row_packer.h"
@@ -158,7 +159,9 @@ TEST_CASE("conversations become the tokens of transformers, and its assistant ma
   if (!is_shared_data_present("tokenizers")) return;
   const json chats = golden_instructions().at("messages");
   CHECK(chats.size() == ChatTemplate::names().size());
-  for (const auto& [style, of_style] : chats.items()) {
+  for (const auto& entry : chats.items()) {
+    const std::string& style = entry.key();
+    const json& of_style = entry.value();
     CAPTURE(style);
     const auto tokenizer = open_bpe(shared_data("tokenizers/" + of_style.at("tokenizer").get<std::string>()));
     for (const json& expected : of_style.at("records"))
@@ -171,10 +174,12 @@ TEST_CASE("conversations become the tokens of transformers, and its assistant ma
 
 TEST_CASE("prompts and completions become the tokens of transformers, with the loss behind the prompt") {
   if (!is_shared_data_present("tokenizers")) return;
-  for (const auto& [name, records] : golden_instructions().at("prompt_completion").items()) {
+  const json completions = golden_instructions().at("prompt_completion");
+  for (const auto& entry : completions.items()) {
+    const std::string& name = entry.key();
     CAPTURE(name);
     const auto tokenizer = open_bpe(shared_data("tokenizers/" + name));
-    for (const json& expected : records)
+    for (const json& expected : entry.value())
       check_encoded(encode(completion_rules(), *tokenizer, expected), expected);
   }
 }
@@ -251,7 +256,8 @@ TEST_CASE("records of a source are refused or skipped as data.on_bad_record says
   const json bad = {{"messages", json::array({message("user", "a")})}};
   scene.config.train = {scene.source("a.jsonl", {good, bad, bad, good})};
   CHECK_THROWS_WITH_AS(open_training_data(scene.config, *scene.tokenizer, scene.options(64)),
-                       doctest::Contains("a.jsonl:2: there is no answer in it to learn; mend the line, or"), InputError);
+                       doctest::Contains("a.jsonl:2: there is no answer in it to learn; mend the line, or"),
+                       InputError);
   scene.config.on_bad_record = BadRecordPolicy::skip;
   const auto data = open_training_data(scene.config, *scene.tokenizer, scene.options(64));
   CHECK(data->source_documents().at(0) == 2);
@@ -273,10 +279,11 @@ TEST_CASE("what is no instruction, or is read as something else, is refused with
     CHECK(text.find(part) != std::string::npos);
   };
   scene.config.train = {scene.source("a.jsonl", {small_chat(3, 3, 'a')}, RecordKind::text)};
-  says(refusal(), "the key \"text\" is missing; the line has \"messages\"; it has conversations: set the source's "
-                  "records: messages");
+  says(refusal(),
+       "the key \"text\" is missing; the line has \"messages\": data.train and data.validation read "
+       "such lines with records: messages (evaluate: --records messages)");
   scene.config.train = {scene.source("b.jsonl", {{{"prompt", "a"}, {"completion", "b"}}}, RecordKind::text)};
-  says(refusal(), "set the source's records: prompt_completion");
+  says(refusal(), "read such lines with records: prompt_completion");
   scene.config.train = {source_at(scene.folder.write("c.txt", "text"))};
   scene.config.train[0].records = RecordKind::messages;
   says(refusal(), "data.train.0.path: ");
@@ -286,7 +293,8 @@ TEST_CASE("what is no instruction, or is read as something else, is refused with
   scene.config.instructions.chat_template = "vicuna";
   says(refusal(), "data.instructions.chat_template: \"vicuna\" is no chat template: known are llama3");
   scene.config.instructions.chat_template = "llama3";
-  says(refusal(), "data.instructions.chat_template: \"<|eot_id|>\", which ends a turn by the template llama3, is no token");
+  says(refusal(),
+       "data.instructions.chat_template: \"<|eot_id|>\", which ends a turn by the template llama3, is no token");
   scene.config.instructions.chat_template.reset();
   scene.folder.write("tokenizer/tokenizer_config.json", R"({"chat_template": "{{ messages }}"})");
   says(refusal(), "data.instructions.chat_template: ");
@@ -298,7 +306,8 @@ TEST_CASE("what is no instruction, or is read as something else, is refused with
   scene.config.train[0].records = RecordKind::prompt_completion;
   CHECK(source_problems(scene.config).empty());
   // What is packed is no source.
-  scene.config.train = {scene.source("a.jsonl", {{{"prompt", "a"}, {"completion", "b"}}}, RecordKind::prompt_completion)};
+  scene.config.train = {
+      scene.source("a.jsonl", {{{"prompt", "a"}, {"completion", "b"}}}, RecordKind::prompt_completion)};
   open_training_data(scene.config, *scene.tokenizer, scene.options(64));
   for (const auto& entry : std::filesystem::directory_iterator(*scene.config.cache))
     if (entry.path().extension() == ".tokens") scene.config.train = {source_at(entry.path())};
@@ -403,10 +412,12 @@ TEST_CASE("what is longer than the context is cut there, and left out if no answ
   const auto data = open_training_data(scene.config, *scene.tokenizer, scene.options(40));
   CHECK(data->source_documents().at(0) == 2);
   CHECK(data->source_tokens().at(0) == 31 + 40);
-  CHECK(scene.has_told("2 records are longer than model.context 40 and cut there; 1 of them left out, since no answer "
-                       "begins before that"));
-  CHECK(scene.has_told("2 conversations of 71 tokens, packed into 2 samples of 40 (11.2 % padding); the loss is on 28 "
-                       "tokens of the answers; chat template chatml"));
+  CHECK(
+      scene.has_told("2 records are longer than model.context 40 and cut there; 1 of them left out, since no answer "
+                     "begins before that"));
+  CHECK(
+      scene.has_told("2 conversations of 71 tokens, packed into 2 samples of 40 (11.2 % padding); the loss is on the "
+                     "28 tokens of answers; chat template chatml"));
   // 9 of the first, and of the second those from its 22nd token on.
   std::int64_t learned = 0;
   for (std::int64_t sample = 0; sample < 2; ++sample)
@@ -459,13 +470,19 @@ TEST_CASE("other rules are other data, and the same are found again") {
   CHECK(hash(64) == first);
 }
 
-TEST_CASE("a packed file that is damaged is known for it, wherever that is") {
+TEST_CASE("a packed file shows what is learned, and one that is damaged is known for it, wherever that is") {
   Scene scene;
   scene.config.train = {scene.source("a.jsonl", {small_chat(2, 8, 'a'), small_chat(3, 8, 'b')})};
   open_training_data(scene.config, *scene.tokenizer, scene.options(64));
   std::filesystem::path cache;
   for (const auto& entry : std::filesystem::directory_iterator(*scene.config.cache))
     if (entry.path().extension() == ".tokens") cache = entry.path();
+  InspectionOptions shows;
+  shows.tokenizer = scene.tokenizer.get();
+  shows.show = 1;
+  const InspectedFile found = inspect_data(cache.string(), shows).files.at(0);
+  CHECK(found.learned == 18);
+  CHECK(found.shown.at(0) == R"("user\naa\nassistant\n" ["aaaaaaaa"] "\n")");
   const std::string whole = TempFolder::read(cache);
   const auto is_refused = [&](const std::string& content) {
     const auto file = scene.folder.write("damaged.tokens", content);

@@ -20,9 +20,14 @@
 namespace scaletrain {
 namespace {
 
-const std::vector<std::string> texts = {
-    "Hello world, it's 12345 o'clock", "  two  spaces\n\n  and a tab\t!", "na\u00efve \u65e5\u672c\u8a9e \U0001F600 x",
-    "", "a", "    ", "\n\n\n", "The quick brown fox.  It jumped over\r\nthe lazy dog, twice; (or thrice?)"};
+const std::vector<std::string> texts = {"Hello world, it's 12345 o'clock",
+                                        "  two  spaces\n\n  and a tab\t!",
+                                        "na\u00efve \u65e5\u672c\u8a9e \U0001F600 x",
+                                        "",
+                                        "a",
+                                        "    ",
+                                        "\n\n\n",
+                                        "The quick brown fox.  It jumped over\r\nthe lazy dog, twice; (or thrice?)"};
 
 TEST_CASE("the_tokenizer_json_of_bytes_gives_the_ids_of_bytes") {
   const BpeTokenizer read(parse_tokenizer_json(byte_tokenizer_json(), "made"), std::nullopt);

@@ -54,7 +54,8 @@ TEST_CASE("a target that names no map is refused with those that there are") {
         "finetune.lora.targets: \"c_attn\" is no map of this model that can have an adapter; there are q_proj, k_proj, "
         "v_proj, o_proj, gate_proj, up_proj, down_proj, and all-linear for all of them");
   CHECK(contains(refusal_of(false, {"q_proj"}), "there are c_attn, attn.c_proj, c_fc, mlp.c_proj, and"));
-  for (const char* name : {"proj", "lm_head", "wte", "q_pro", "ln_1", ""}) CHECK_FALSE(refusal_of(true, {name}).empty());
+  for (const char* name : {"proj", "lm_head", "wte", "q_pro", "ln_1", ""})
+    CHECK_FALSE(refusal_of(true, {name}).empty());
 }
 
 TEST_CASE("the base is frozen, and adapters are divided as their maps are") {
@@ -74,9 +75,9 @@ TEST_CASE("the base is frozen, and adapters are divided as their maps are") {
     }
     // A frozen parameter costs 4 a token, one of an adapter 6.
     CHECK(model_flops_per_token(spec, table) - model_flops_per_token(spec, base) ==
-          6.0 * static_cast<double>(adapters) - 2.0 * static_cast<double>(base.num_parameters() -
-                                                (llama ? 0 : spec.context * spec.hidden) -
-                                                (spec.tie_embeddings ? 0 : spec.vocab * spec.hidden)));
+          6.0 * static_cast<double>(adapters) -
+              2.0 * static_cast<double>(base.num_parameters() - (llama ? 0 : spec.context * spec.hidden) -
+                                        (spec.tie_embeddings ? 0 : spec.vocab * spec.hidden)));
     const Parameter& up_in = *table.find(llama ? "blocks.1.attention.query.lora_a" : "blocks.1.attention.qkv.lora_a");
     CHECK((up_in.shape == Shape{2, spec.hidden} && up_in.split.kind == Split::Kind::replicated));
     CHECK((up_in.tensor_partial && up_in.decays));

@@ -227,5 +227,21 @@ TEST_CASE("a path that holds other content is another source, which is told with
   CHECK(taken(run) == std::vector<std::int64_t>{24});
 }
 
+TEST_CASE("a validation set that has gained or lost files since the last start is told") {
+  TinyRun run;
+  run.folder.write("held/1.txt", sample_text(150, 3));
+  run.folder.write("held/2.txt", sample_text(150, 4));
+  const std::vector<std::string> settings = {"data.validation=[{name: a, path: held}]"};
+  run.run(settings, 3);
+  run.run(settings, 3);
+  CHECK_FALSE(contains(log_of(run), "the set is another one"));
+  run.folder.write("held/below/3.txt", sample_text(150, 5));
+  std::filesystem::remove(run.folder / "held/1.txt");
+  run.run(settings, 3);
+  CHECK(contains(log_of(run), "data.validation.0: " + (run.folder / "held").string() +
+                                  ": since the run was last started 1 file joined and 1 file left: the set is another "
+                                  "one"));
+}
+
 }  // namespace
 }  // namespace scaletrain
