@@ -124,6 +124,8 @@ void check_attention_shape(const Checker& check, const AttentionShape& shape, co
   check.require("shape.heads", shape.heads % shape.kv_heads == 0, "a multiple of kv_heads");
   check.require("shape.head_size", shape.head_size > 0, "at least 1");
   check.require("shape.scale", std::isfinite(shape.scale), "a finite number");
+  check.require("shape.window", shape.window >= 0, "at least 0");
+  check.require("shape.softcap", shape.softcap >= 0 && std::isfinite(shape.softcap), "a finite number of at least 0");
   check.require("shape.first_query", shape.first_key >= 0 && shape.first_query >= shape.first_key,
                 "the first query to see the first key");
   check.require("shape.num_keys", shape.num_keys > 0 || shape.batch * shape.num_queries == 0, "at least one key");
@@ -158,7 +160,7 @@ void check_part(const Checker& check, std::string_view name, std::int64_t first,
 }
 
 std::int64_t input_columns(ActivationType type, std::int64_t features) {
-  return type == ActivationType::swiglu ? 2 * features : features;
+  return is_gated(type) ? 2 * features : features;
 }
 
 // ---- what each operation requires
@@ -227,6 +229,7 @@ void check_operation(const Backend& backend, const NormForward& op) {
   const std::int64_t columns = op.input.shape()[1];
   check.require("input", columns > 0, "at least one column");
   check.require("epsilon", op.epsilon >= 0 && std::isfinite(op.epsilon), "a finite number of at least 0");
+  check.require("weight_offset", std::isfinite(op.weight_offset), "a finite number");
   check.operand("weight", op.weight, check.compute(), Shape{columns});
   check.optional("bias", op.bias, check.compute(), Shape{columns});
   check.operand("output", op.output, check.compute(), op.input.shape());
@@ -254,6 +257,7 @@ void check_operation(const Backend& backend, const NormBackwardInput& op) {
   check.operand("rstd", op.rstd, check.master(), Shape{rows});
   check.optional("addend", op.addend, check.compute(), op.input.shape());
   check.operand("d_input", op.d_input, check.compute(), op.input.shape());
+  check.require("weight_offset", std::isfinite(op.weight_offset), "a finite number");
   const std::int64_t heads = op.input_rows.heads;
   check_rows(check, "input", op.input, op.input_rows, heads);
   check_rows(check, "d_output", op.d_output, op.d_output_rows, heads);
@@ -435,6 +439,35 @@ void check_operation(const Backend& backend, const ScaleColumns& op) {
   check.require("scale", std::isfinite(op.scale), "a finite number");
 }
 
+void check_operation(const Backend& backend, const Scale& op) {
+  const Checker check("Scale", backend);
+  check.present("input", op.input);
+  check.dtype("input", op.input, check.compute());
+  check.operand("output", op.output, check.compute(), op.input.shape());
+  check.require("factor", std::isfinite(op.factor), "a finite number");
+  check.disjoint_or_same("output", op.output, op.input);
+}
+
+void check_operation(const Backend& backend, const SoftCap& op) {
+  const Checker check("SoftCap", backend);
+  check.present("input", op.input);
+  check.dtype("input", op.input, check.compute());
+  check.operand("output", op.output, check.compute(), op.input.shape());
+  check.require("cap", op.cap > 0 && std::isfinite(op.cap), "a finite number above 0");
+  check.disjoint_or_same("output", op.output, op.input);
+}
+
+void check_operation(const Backend& backend, const SoftCapBackward& op) {
+  const Checker check("SoftCapBackward", backend);
+  check.present("input", op.input);
+  check.dtype("input", op.input, check.compute());
+  check.operand("d_output", op.d_output, check.compute(), op.input.shape());
+  check.operand("d_input", op.d_input, check.compute(), op.input.shape());
+  check.require("cap", op.cap > 0 && std::isfinite(op.cap), "a finite number above 0");
+  check.disjoint_or_same("d_input", op.d_input, op.input);
+  check.disjoint_or_same("d_input", op.d_input, op.d_output);
+}
+
 void check_operation(const Backend& backend, const Copy& op) {
   const Checker check("Copy", backend);
   check.present("input", op.input);
@@ -501,6 +534,7 @@ void check_operation(const Backend& backend, const SgdStep& op) {
 }  // namespace
 
 bool AttentionWorkspace::is_of(const AttentionShape& shape) const {
+  if (keeps_scores && (shape.window > 0 || shape.softcap > 0)) return false;
   return shape.num_queries >= least_queries && shape.head_size >= least_head_size &&
          shape.head_size <= most_head_size && shape.head_size % head_size_multiple == 0;
 }

@@ -45,7 +45,11 @@ struct Weight {
 };
 
 enum class NormType { layernorm, rmsnorm };
-enum class ActivationType { gelu, gelu_tanh, swiglu };
+enum class ActivationType { gelu, gelu_tanh, swiglu, geglu };
+// Whether the activation's input holds a gate beside what it lets through.
+constexpr bool is_gated(ActivationType type) {
+  return type == ActivationType::swiglu || type == ActivationType::geglu;
+}
 
 // output[N,O] = input[N,I] · weight[O,I]ᵀ + bias[O] (+ addend[N,O]). The addend may be the output itself. If asked for,
 // activated = activation(output), as ActivationForward makes it of what the output holds, to the bit: the output is
@@ -57,7 +61,7 @@ struct LinearForward {
   ConstView addend;
   View output;
   ActivationType activation = ActivationType::gelu;
-  View activated{};  // [N,O], or [N,O/2] of swiglu; absent: no activation
+  View activated{};  // [N,O], or [N,O/2] of one with a gate; absent: no activation
   bool operator==(const LinearForward&) const = default;
 };
 
@@ -92,6 +96,7 @@ struct RowLayout {
 
 // layernorm: y = (x - mean) · rstd · weight + bias, rstd = 1/sqrt(var + epsilon), var biased (Ba et al. 2016).
 // rmsnorm:   y = x · rstd · weight, rstd = 1/sqrt(mean(x²) + epsilon) (Zhang and Sennrich 2019).
+// With a weight_offset the weight is that much more than what is stored: 1 for weights kept as their distance from one.
 // Statistics over C, kept as mean[N] (layernorm only) and rstd[N] in f32 (f64 in the f64 reference). Rows may be heads;
 // the views then have the logical shape, and all layouts of an operation as many heads.
 struct NormForward {
@@ -104,6 +109,7 @@ struct NormForward {
   View mean;         // [N]; absent for rmsnorm
   View rstd;         // [N]
   RowLayout input_rows{}, output_rows{};
+  double weight_offset = 0.0;
   bool operator==(const NormForward&) const = default;
 };
 
@@ -119,6 +125,7 @@ struct NormBackwardInput {
   ConstView addend;
   View d_input;
   RowLayout d_output_rows{}, input_rows{}, d_input_rows{};
+  double weight_offset = 0.0;
   bool operator==(const NormBackwardInput&) const = default;
 };
 
@@ -137,6 +144,7 @@ struct NormBackwardWeight {
 
 // gelu: x·Φ(x). gelu_tanh: 0.5x(1 + tanh(√(2/π)(x + 0.044715x³))). Both input[N,F] → output[N,F].
 // swiglu (Shazeer 2020): input[N,2F] holds gate then up; output[N,F] = silu(gate) · up.
+// geglu (the same): output[N,F] = gelu_tanh(gate) · up.
 struct ActivationForward {
   ActivationType type = ActivationType::gelu;
   ConstView input;
@@ -196,7 +204,8 @@ struct ConstHeadsView {
 
 // What attention sees. Query row t of a batch is at position first_query + t, key row s at first_key + s. Causal: key
 // position <= query position. Optional document_start[B, Tq] (i32): the smallest key position that query t may see.
-// Every query must see at least one key. Query head h reads key/value head h / (H/G).
+// With a window a query sees no key further back than the window's tokens, itself among them: key position > query
+// position - window. Every query must see at least one key. Query head h reads key/value head h / (H/G).
 struct AttentionShape {
   std::int64_t batch = 0;
   std::int64_t num_queries = 0;  // Tq
@@ -206,7 +215,10 @@ struct AttentionShape {
   std::int64_t head_size = 0;    // D
   std::int64_t first_query = 0;
   std::int64_t first_key = 0;
-  double scale = 1.0;  // applied to query · key, usually 1/sqrt(D)
+  double scale = 1.0;       // applied to query · key, usually 1/sqrt(D)
+  std::int64_t window = 0;  // tokens; 0: none
+  // Scores become softcap · tanh(score / softcap) (Bello et al. 2016; Gemma 2, Riviere et al. 2024); 0: they stay.
+  double softcap = 0.0;
   bool operator==(const AttentionShape&) const = default;
 };
 
@@ -215,7 +227,7 @@ struct AttentionForward {
   ConstHeadsView query, key, value;
   ConstView document_start;
   HeadsView output;  // [B,Tq,H,D]
-  View log_sum_exp;  // [B,H,Tq], optional in inference; natural logarithm of the sum of exp(scale · q·k)
+  View log_sum_exp;  // [B,H,Tq], optional in inference; natural logarithm of the sum of exp(score)
   bool operator==(const AttentionForward&) const = default;
 };
 
@@ -241,7 +253,7 @@ AttentionShape part_of(AttentionShape shape, const AttentionPart& part);
 // How many numbers AttentionBackward::workspace may have, of a backend. Without change: those of the gradients of all
 // queries.
 struct AttentionWorkspace {
-  // It keeps the gradients of scores, of every query with every key, in halves.
+  // It keeps the gradients of scores, of every query with every key, in halves; and knows no window and no cap.
   bool keeps_scores = false;
   std::int64_t most = INT64_MAX;  // that it is lent; 0: it makes nothing of any
   // Where that is too little for all of a shape, fewer rows (batches times heads times queries) at a time are not worth
@@ -343,6 +355,31 @@ struct ScaleColumns {
   bool operator==(const ScaleColumns&) const = default;
 };
 
+// output = factor · input; output may be the input. Of the compute type.
+struct Scale {
+  ConstView input;
+  View output;
+  double factor = 1.0;
+  bool operator==(const Scale&) const = default;
+};
+
+// output = cap · tanh(input / cap), which lies between -cap and cap; output may be the input. Of the compute type.
+struct SoftCap {
+  ConstView input;
+  View output;
+  double cap = 1.0;
+  bool operator==(const SoftCap&) const = default;
+};
+
+// d_input = d_output · (1 - tanh(input / cap)²); d_input may be the input or d_output.
+struct SoftCapBackward {
+  ConstView input;  // of the forward
+  ConstView d_output;
+  View d_input;
+  double cap = 1.0;
+  bool operator==(const SoftCapBackward&) const = default;
+};
+
 struct Copy {
   ConstView input;
   View output;  // same number of elements; floating types are converted
@@ -416,6 +453,7 @@ struct SgdStep {
 using Operation = std::variant<LinearForward, LinearBackwardInput, LinearBackwardWeight, NormForward, NormBackwardInput,
                                NormBackwardWeight, ActivationForward, ActivationBackward, RopeRotate, AttentionForward,
                                AttentionBackward, EmbeddingForward, EmbeddingBackward, CrossEntropy, SoftmaxStatistics,
-                               CrossEntropyParts, Add, ScaleColumns, Copy, Fill, SumsOfSquares, AdamWStep, SgdStep>;
+                               CrossEntropyParts, Add, Scale, ScaleColumns, SoftCap, SoftCapBackward, Copy, Fill, SumsOfSquares,
+                               AdamWStep, SgdStep>;
 
 }  // namespace scaletrain

@@ -16,7 +16,11 @@ namespace scaletrain {
 
 enum class DeviceKind { automatic, cpu, cuda };
 enum class NormKind { layernorm, rmsnorm };
-enum class ActivationKind { gelu, gelu_tanh, swiglu };
+enum class ActivationKind { gelu, gelu_tanh, swiglu, geglu };
+// Whether the feed-forward block has a gate beside what it lets through.
+constexpr bool has_gate(ActivationKind kind) {
+  return kind == ActivationKind::swiglu || kind == ActivationKind::geglu;
+}
 enum class PositionKind { learned, rope };
 enum class RopeScalingKind { none, linear, llama3 };
 enum class InitKind { normal, xavier, he };
@@ -71,6 +75,14 @@ struct RopeScalingConfig {
   bool operator==(const RopeScalingConfig&) const = default;
 };
 
+// Attention that reaches no further back than a window, in all layers or in all but every so many.
+struct WindowConfig {
+  std::optional<std::int64_t> tokens{};  // that a query sees, itself among them; nothing: all before it
+  std::int64_t global_every = 0;         // the last of so many layers each sees all; 0: none does
+  std::optional<double> rope_theta{};    // of layers with a window, unscaled; nothing: as the others
+  bool operator==(const WindowConfig&) const = default;
+};
+
 struct ModelConfig {
   std::optional<std::string> preset;
   std::int64_t layers = 12;
@@ -90,12 +102,20 @@ struct ModelConfig {
   bool bias = true;
   std::optional<bool> qkv_bias;  // of query, key and value; nothing: as bias
   bool qk_norm = false;
+  bool post_norm = false;                       // what attention and the ffn give is normed, too, before it is added
+  bool norm_zero_centered = false;              // norm weights are kept as their distance from one
+  bool scale_embeddings = false;                // token embeddings are multiplied by sqrt(hidden)
+  std::optional<double> query_pre_attn_scalar;  // scores are divided by its root; nothing: by that of the head size
+  std::optional<double> attention_softcap;      // of scores; nothing: none
+  std::optional<double> logit_softcap;
+  WindowConfig window;
   bool tie_embeddings = true;
   double dropout = 0.0;
   InitConfig init;
 
   // Of heads that divide the hidden size, where head_dim is not given.
   std::int64_t head_size() const { return head_dim.value_or(hidden / heads); }
+  double query_scalar() const { return query_pre_attn_scalar.value_or(static_cast<double>(head_size())); }
   bool has_qkv_bias() const { return qkv_bias.value_or(bias); }
 };
 

@@ -104,6 +104,46 @@ ModelConfig qwen3(ModelConfig model, bool tied) {
   return model;
 }
 
+// Gemma (Mesnard et al. 2024), as released: heads of 256, whatever the hidden size.
+ModelConfig gemma(ModelConfig model) {
+  model = of_kind(model, {.vocab = 256000, .context = 8192, .rope_theta = 1e4, .norm_epsilon = 1e-6, .tied = true});
+  model.head_dim = 256;
+  model.activation = ActivationKind::geglu;
+  model.norm_zero_centered = true;
+  model.scale_embeddings = true;
+  return model;
+}
+
+// Gemma 2 (Riviere et al. 2024): every second layer sees all, the others 4096 tokens.
+ModelConfig gemma2(ModelConfig model) {
+  model = gemma(std::move(model));
+  model.post_norm = true;
+  model.attention_softcap = 50.0;
+  model.logit_softcap = 30.0;
+  model.window = {.tokens = 4096, .global_every = 2, .rope_theta = std::nullopt};
+  return model;
+}
+
+// The text model of Gemma 3 (Kamath et al. 2025): every sixth layer sees all, rotated by a base of its own.
+ModelConfig gemma3(ModelConfig model, std::int64_t context, std::int64_t window) {
+  model = gemma(std::move(model));
+  model.vocab = 262144;
+  model.context = context;
+  model.rope_theta = 1e6;
+  model.post_norm = true;
+  model.qk_norm = true;
+  model.window = {.tokens = window, .global_every = 6, .rope_theta = 1e4};
+  return model;
+}
+
+// Of 128 Ki tokens, with what pictures are read by left out but for the rows of the vocabulary.
+ModelConfig gemma3_of_pictures(ModelConfig model) {
+  model = gemma3(std::move(model), 131072, 1024);
+  model.vocab = 262208;
+  model.rope_scaling = {.type = RopeScalingKind::linear, .factor = 8.0};
+  return model;
+}
+
 // Small enough for a test or a first run on a laptop; the tokenizer decides the vocabulary.
 ModelConfig tiny(ModelConfig model) {
   model.context = 64;
@@ -145,6 +185,13 @@ const Presets& presets() {
     add("qwen3-1.7b", qwen3(llama(28, 2048, 16, 8, 6144), true));
     add("qwen3-4b", qwen3(llama(36, 2560, 32, 8, 9728), true));
     add("qwen3-8b", qwen3(llama(36, 4096, 32, 8, 12288), false));
+    add("gemma-2b", gemma(llama(18, 2048, 8, 1, 16384)));
+    add("gemma-7b", gemma(llama(28, 3072, 16, 16, 24576)));
+    add("gemma2-2b", gemma2(llama(26, 2304, 8, 4, 9216)));
+    add("gemma2-9b", gemma2(llama(42, 3584, 16, 8, 14336)));
+    add("gemma3-270m", gemma3(llama(18, 640, 4, 1, 2048), 32768, 512));
+    add("gemma3-1b", gemma3(llama(26, 1152, 4, 1, 6912), 32768, 512));
+    add("gemma3-4b-text", gemma3_of_pictures(llama(34, 2560, 8, 4, 10240)));
     return out;
   }();
   return all;

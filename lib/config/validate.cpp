@@ -184,6 +184,15 @@ class Rules {
       refuse_idle("model.rope_theta", model.rope_theta, (preset != nullptr ? *preset : ModelConfig()).rope_theta,
                   {"model.position", "model.preset"}, "it is only for model.position rope; this one is learned");
     check_rope_scaling();
+    check_window();
+    if (model.scale_embeddings && model.position == PositionKind::learned &&
+        are_fine({"model.scale_embeddings", "model.position", "model.preset"}))
+      refuse({"model.scale_embeddings", "model.position", "model.preset"},
+             "it is only for model.position rope, where no positions are added to embeddings; this one is learned");
+    if (model.post_norm && model.norm == NormKind::layernorm &&
+        are_fine({"model.post_norm", "model.norm", "model.preset"}))
+      refuse({"model.post_norm", "model.norm", "model.preset"},
+             "it is only for model.norm rmsnorm; this one is layernorm");
     InitConfig& init = model.init;
     const InitConfig fallback;
     if (init.from && are_fine({"model.init.from"})) {
@@ -230,6 +239,27 @@ class Rules {
              fmt::format("{} is no less than high_frequency_factor {}", number_text(scaling.low_frequency_factor),
                          number_text(scaling.high_frequency_factor)));
     }
+  }
+
+  void check_window() {
+    const ModelConfig& model = config_.model;
+    WindowConfig& window = config_.model.window;
+    const std::string section = "model.window.";
+    if (!are_fine({section + "tokens", "model.position", "model.preset"})) return;
+    const ModelConfig* preset = model.preset ? find_model_preset(*model.preset) : nullptr;
+    const WindowConfig fallback = preset != nullptr ? preset->window : WindowConfig();
+    if (!window.tokens) {
+      const std::string reason = "it is only for layers with a window; model.window.tokens is none";
+      refuse_idle(section + "global_every", window.global_every, fallback.global_every, {section + "tokens"}, reason);
+      refuse_idle(section + "rope_theta", window.rope_theta, fallback.rope_theta, {section + "tokens"}, reason);
+      return;
+    }
+    if (are_fine({section + "global_every"}) && window.global_every == 1)
+      refuse({section + "global_every", section + "tokens"},
+             "with 1 every layer sees all, and none has the window: leave model.window out, or write 2 or more");
+    if (model.position == PositionKind::learned)
+      refuse_idle(section + "rope_theta", window.rope_theta, fallback.rope_theta, {"model.position", "model.preset"},
+                  "it is only for model.position rope; this one is learned");
   }
 
   void check_idle_train_keys() {

@@ -1,8 +1,11 @@
 // One pre-norm transformer block. With x the input and m = x + attention(norm(x)) the output is m + ffn(norm(m));
 // backward, the residual path's gradient is the addend of each norm's input gradient, so it costs no pass of its own.
 //
+// With norms behind the maps, too, x + norm(attention(norm(x))) and so on: each norm's output-gradient is the residual
+// path's.
+//
 // Recomputation runs the forward's own operations on the same operands: it changes no bit. It leaves out the last
-// product and its sum over the tensor group, whose result no backward reads.
+// product and its sum over the tensor group, whose result no backward reads but that of a norm behind it.
 //
 // Tensor parallel: qkv and the ffn's input map are column-parallel, the maps back to C row-parallel. With sequence
 // shards everything with C columns is the rank's own rows; gathered rows live in scratch, and what the forward gathered
@@ -23,7 +26,7 @@ class Block : public Unit {
  public:
   Block(const ModelSpec& spec, const TensorPart& tensor_part, std::int64_t layer, RecomputeKind recompute,
         const AttentionWorkspace& attention_workspace)
-      : spec_(local_spec(spec, tensor_part)),
+      : spec_(layer_spec(local_spec(spec, tensor_part), layer)),
         part_(tensor_part),
         recompute_(recompute),
         attention_workspace_(attention_workspace),
@@ -69,6 +72,20 @@ ConstView document_start(const BatchContext& batch) {
   return batch.document_start.reshape({batch.shape.samples, batch.shape.tokens});
 }
 
+// Which gradients of a norm behind a map a pass computes.
+enum class Wanted { input, weight, both };
+
+// The gradient of what a map back to C gives, of that of the residual stream: itself, or `d_normed`, where a norm lies
+// between them.
+View behind_post_norm(const UnitOps& ops, std::string_view layer, const View& normed, const View& rstd,
+                      const View& d_stream, const View& d_normed, Wanted wanted) {
+  if (!normed) return d_stream;
+  const NormTensors norm{.output = {}, .mean = {}, .rstd = rstd};
+  if (wanted != Wanted::input) ops.norm_backward_weight(layer, d_stream, normed, norm);
+  if (wanted != Wanted::weight) ops.norm_backward_input(layer, d_stream, normed, norm, {}, d_normed);
+  return d_normed;
+}
+
 UnitMemory Block::memory(const BatchShape& shape, DType compute) const {
   const BlockExtent extent{spec_, part_, shape, compute, recompute_, attention_workspace_, adapted_};
   RegionAllocator saved = RegionAllocator::counting();
@@ -107,6 +124,8 @@ void Block::rebuild(const UnitRun& run, ConstView input, const BlockMemory& memo
       block_forward_qkv(ops, spec_, input, run.batch.positions, t, memory.scratch.unsharded);
       attention_forward(run, ops, t);
       block_forward_middle(ops, spec_, input, t, memory.scratch.unsharded);
+      // What the adapters of the last map keep is of its product, which a norm behind it reads.
+      if (spec_.post_norm) return block_forward_ffn_output(ops, t, memory.scratch.unsharded);
       return ops.adapter_hidden("ffn.down", t.activation);
   }
 }
@@ -166,9 +185,11 @@ void Block::backward(const UnitRun& run, Saved saved, const Bundle& d_output, co
   const View input = held.second.hidden;
   rebuild(run, input, memory);
 
-  const View d_output_unsharded = sums.unsharded(d_output.hidden, scratch.unsharded);
+  const View d_ffn_output = behind_post_norm(ops, "ffn_post_norm", t.ffn_output, t.ffn_post_rstd, d_output.hidden,
+                                             scratch.d_post_norm, Wanted::both);
+  const View d_output_unsharded = sums.unsharded(d_ffn_output, scratch.unsharded);
   ops.adapter_backward("ffn.down", d_output_unsharded);
-  ops.row_backward_weight("ffn.down", t.activation, d_output_unsharded, d_output.hidden);
+  ops.row_backward_weight("ffn.down", t.activation, d_output_unsharded, d_ffn_output);
   const View d_activation = t.activation;
   ops.linear_backward_input("ffn.down", d_output_unsharded, d_activation);
   const View d_pre_activation = part(scratch.wide, 0, {rows, pre_activation_features(spec_)});
@@ -184,9 +205,11 @@ void Block::backward(const UnitRun& run, Saved saved, const Bundle& d_output, co
   const View d_middle = d_ffn_norm;
   ops.norm_backward_input("ffn_norm", d_ffn_norm, t.middle, t.ffn_norm, d_output.hidden, d_middle);
 
-  const View d_middle_unsharded = sums.unsharded(d_middle, scratch.unsharded_in_wide);
+  const View d_attention_output = behind_post_norm(ops, "attention_post_norm", t.attention_output,
+                                                   t.attention_post_rstd, d_middle, scratch.d_post_norm, Wanted::both);
+  const View d_middle_unsharded = sums.unsharded(d_attention_output, scratch.unsharded_in_wide);
   ops.adapter_backward("attention.output", d_middle_unsharded);
-  ops.row_backward_weight("attention.output", t.attention, d_middle_unsharded, d_middle);
+  ops.row_backward_weight("attention.output", t.attention, d_middle_unsharded, d_attention_output);
   View d_attention = scratch.d_attention;
   if (!d_attention) d_attention = part(sums.sequence() ? scratch.unsharded : t.middle, 0, t.attention.shape());
   ops.linear_backward_input("attention.output", d_middle_unsharded, d_attention);
@@ -219,7 +242,9 @@ WeightWork Block::backward_input(const UnitRun& run, Saved saved, const Bundle& 
 
   ops.run(Copy{.input = d_output.hidden, .output = work.d_output});
   const View d_activation = part(scratch.wide, 0, {rows, spec_.ffn_hidden});
-  const View d_output_unsharded = sums.unsharded(work.d_output, scratch.unsharded);
+  const View d_ffn_output = behind_post_norm(ops, "ffn_post_norm", t.ffn_output, t.ffn_post_rstd, work.d_output,
+                                             work.d_ffn_output, Wanted::input);
+  const View d_output_unsharded = sums.unsharded(d_ffn_output, scratch.unsharded);
   ops.adapter_backward("ffn.down", d_output_unsharded);
   ops.linear_backward_input("ffn.down", d_output_unsharded, d_activation);
   ops.run(ActivationBackward{.type = activation_type(spec_),
@@ -232,7 +257,10 @@ WeightWork Block::backward_input(const UnitRun& run, Saved saved, const Bundle& 
 
   View d_attention = scratch.d_attention;
   if (!d_attention) d_attention = part(sums.sequence() ? scratch.unsharded : scratch.wide, 0, t.attention.shape());
-  const View d_middle_unsharded = sums.unsharded(work.d_middle, scratch.unsharded_in_wide);
+  const View d_attention_output =
+      behind_post_norm(ops, "attention_post_norm", t.attention_output, t.attention_post_rstd, work.d_middle,
+                       work.d_attention_output, Wanted::input);
+  const View d_middle_unsharded = sums.unsharded(d_attention_output, scratch.unsharded_in_wide);
   ops.adapter_backward("attention.output", d_middle_unsharded);
   ops.linear_backward_input("attention.output", d_middle_unsharded, d_attention);
   attention_backward(run, ops, t, scratch, d_attention, work.d_qkv, work.d_query_key);
@@ -254,11 +282,16 @@ void Block::backward_weight(const UnitRun& run, WeightWork work) const {
   const BlockWork& gradients = memory.work;
   const View unsharded = memory.scratch.unsharded;
 
-  ops.row_backward_weight("ffn.down", t.activation, sums.unsharded(gradients.d_output, unsharded), gradients.d_output);
+  const View d_ffn_output = behind_post_norm(ops, "ffn_post_norm", t.ffn_output, t.ffn_post_rstd, gradients.d_output,
+                                             gradients.d_ffn_output, Wanted::weight);
+  ops.row_backward_weight("ffn.down", t.activation, sums.unsharded(d_ffn_output, unsharded), d_ffn_output);
   ops.column_backward_weight(ffn_input_layer(spec_), t.ffn_norm.output, gradients.d_pre_activation, unsharded);
   ops.norm_backward_weight("ffn_norm", gradients.d_ffn_norm, t.middle, t.ffn_norm);
-  ops.row_backward_weight("attention.output", t.attention, sums.unsharded(gradients.d_middle, unsharded),
-                          gradients.d_middle);
+  const View d_attention_output =
+      behind_post_norm(ops, "attention_post_norm", t.attention_output, t.attention_post_rstd, gradients.d_middle,
+                       gradients.d_attention_output, Wanted::weight);
+  ops.row_backward_weight("attention.output", t.attention, sums.unsharded(d_attention_output, unsharded),
+                          d_attention_output);
   ops.column_backward_weight("attention.qkv", t.attention_norm.output, gradients.d_qkv, unsharded);
   norm_backward_query_key_weight(ops, spec_, t, gradients.d_query_key, gradients.d_qkv);
   ops.norm_backward_weight("attention_norm", gradients.d_attention_norm, held.second.hidden, t.attention_norm);

@@ -6,6 +6,11 @@
 
 namespace scaletrain {
 
+double attention_scale(const ModelSpec& spec) {
+  return spec.attention_scale > 0 ? spec.attention_scale : 1.0 / std::sqrt(static_cast<double>(spec.head_size));
+}
+
+// A window that holds all of a sequence is none.
 AttentionShape attention_shape(const ModelSpec& spec, const BatchShape& shape) {
   return {.batch = shape.samples,
           .num_queries = shape.tokens,
@@ -13,7 +18,9 @@ AttentionShape attention_shape(const ModelSpec& spec, const BatchShape& shape) {
           .heads = spec.heads,
           .kv_heads = spec.kv_heads,
           .head_size = spec.head_size,
-          .scale = 1.0 / std::sqrt(static_cast<double>(spec.head_size))};
+          .scale = attention_scale(spec),
+          .window = spec.window < shape.tokens ? spec.window : 0,
+          .softcap = spec.attention_softcap};
 }
 
 std::int64_t qkv_features(const ModelSpec& spec) {
@@ -29,11 +36,11 @@ std::int64_t query_key_features(const ModelSpec& spec) {
 }  // namespace
 
 std::int64_t pre_activation_features(const ModelSpec& spec) {
-  return spec.activation == ActivationKind::swiglu ? 2 * spec.ffn_hidden : spec.ffn_hidden;
+  return has_gate(spec.activation) ? 2 * spec.ffn_hidden : spec.ffn_hidden;
 }
 
 std::string_view ffn_input_layer(const ModelSpec& spec) {
-  return spec.activation == ActivationKind::swiglu ? "ffn.gate_up" : "ffn.up";
+  return has_gate(spec.activation) ? "ffn.gate_up" : "ffn.up";
 }
 
 BlockTensors carve_block(const BlockRegions& regions, const BlockExtent& extent) {
@@ -59,6 +66,13 @@ BlockTensors carve_block(const BlockRegions& regions, const BlockExtent& extent)
   }
   t.attention = product_for_weights.allocate(compute, {rows, spec.heads * spec.head_size});
   t.log_sum_exp = product.allocate(accumulator_type(compute), {extent.shape.samples, spec.heads, extent.shape.tokens});
+  if (spec.post_norm) {
+    t.attention_output = product_for_weights.allocate(compute, {own, spec.hidden});
+    t.ffn_output = product_for_weights.allocate(compute, {own, spec.hidden});
+    // Few, and what is normed need not be normed again for them.
+    t.attention_post_rstd = regions.kept.allocate(accumulator_type(compute), {own});
+    t.ffn_post_rstd = regions.kept.allocate(accumulator_type(compute), {own});
+  }
   t.middle = product_for_weights.allocate(compute, {own, spec.hidden});
   t.ffn_norm = carve_norm(cheap, spec, own, compute);
   t.pre_activation = product.allocate(compute, {rows, pre_activation_features(spec)});
@@ -76,6 +90,10 @@ BlockWork carve_block_work(RegionAllocator& region, const BlockExtent& extent, c
   work.d_pre_activation = region.allocate(compute, {rows, pre_activation_features(spec)});
   work.d_ffn_norm = region.allocate(compute, own);
   work.d_middle = region.allocate(compute, own);
+  if (spec.post_norm) {
+    work.d_ffn_output = region.allocate(compute, own);
+    work.d_attention_output = region.allocate(compute, own);
+  }
   work.d_qkv = region.allocate(compute, {rows, qkv_features(spec)});
   if (spec.qk_norm) work.d_query_key = region.allocate(compute, {rows, query_key_features(spec)});
   const bool takes_qkv = extent.part.degree == 1 && extent.recompute != RecomputeKind::full && !spec.qk_norm &&
@@ -114,6 +132,7 @@ BlockScratch carve_block_scratch(RegionAllocator& region, const BlockExtent& ext
   BlockScratch scratch;
   if (const Shape workspace = attention_workspace_shape(extent); !fits_pre_activation(workspace, extent))
     scratch.attention_workspace = region.allocate(accumulator_type(extent.compute), workspace);
+  if (spec.post_norm) scratch.d_post_norm = region.allocate(extent.compute, {own_rows(extent.part, rows), spec.hidden});
   if (const std::int64_t heads = spec.heads * spec.head_size; heads > spec.hidden)
     scratch.d_attention = region.allocate(extent.compute, {rows, heads});
   if (!divides_rows(extent.part)) {
@@ -220,12 +239,25 @@ void block_forward_qkv(const UnitOps& ops, const ModelSpec& spec, ConstView inpu
 
 void block_forward_middle(const UnitOps& ops, const ModelSpec& spec, ConstView input, const BlockTensors& t,
                           View unsharded) {
-  ops.row_forward("attention.output", t.attention, t.middle, input, unsharded);
+  if (spec.post_norm) {
+    ops.row_forward("attention.output", t.attention, t.attention_output, {}, unsharded);
+    ops.post_norm_forward("attention_post_norm", t.attention_output, t.middle, t.attention_post_rstd, input);
+  } else {
+    ops.row_forward("attention.output", t.attention, t.middle, input, unsharded);
+  }
   ops.norm_forward("ffn_norm", t.middle, t.ffn_norm);
   ops.column_forward(ffn_input_layer(spec), t.ffn_norm.output, t.pre_activation, t.activation, unsharded);
 }
 
+void block_forward_ffn_output(const UnitOps& ops, const BlockTensors& t, View unsharded) {
+  ops.row_forward("ffn.down", t.activation, t.ffn_output, {}, unsharded);
+}
+
 void block_forward_output(const UnitOps& ops, View output, const BlockTensors& t, View unsharded) {
+  if (t.ffn_output) {
+    block_forward_ffn_output(ops, t, unsharded);
+    return ops.post_norm_forward("ffn_post_norm", t.ffn_output, output, t.ffn_post_rstd, t.middle);
+  }
   ops.row_forward("ffn.down", t.activation, output, t.middle, unsharded);
 }
 

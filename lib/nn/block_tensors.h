@@ -37,7 +37,10 @@ struct BlockTensors {
   View query_key, query_rstd, key_rstd;
   View attention;    // [N, H·D]
   View log_sum_exp;  // [B, H, T]
-  View middle;       // [n,C] x + attention(norm(x))
+  // With norms behind the maps: what the maps back to C give, [n,C], and the statistics of their norms, [n].
+  View attention_output, attention_post_rstd;
+  View ffn_output, ffn_post_rstd;
+  View middle;  // [n,C] x + attention(norm(x))
   NormTensors ffn_norm;
   View pre_activation;  // [N,F], or [N,2F] with a gate
   View activation;      // [N,F]
@@ -49,12 +52,13 @@ inline BlockTensors carve_block(RegionAllocator& region, const BlockExtent& exte
 
 // Output-gradients that the split backward keeps for the weight pass.
 struct BlockWork {
-  View d_output;          // [n,C]
-  View d_pre_activation;  // as pre_activation
-  View d_ffn_norm;        // [n,C]
-  View d_middle;          // [n,C]
-  View d_qkv;             // as qkv
-  View d_query_key;       // as query_key
+  View d_output;                          // [n,C]
+  View d_pre_activation;                  // as pre_activation
+  View d_ffn_norm;                        // [n,C]
+  View d_middle;                          // [n,C]
+  View d_ffn_output, d_attention_output;  // as ffn_output, attention_output; else d_output and d_middle are those
+  View d_qkv;                             // as qkv
+  View d_query_key;                       // as query_key
   // [n,C]; in the memory of BlockTensors::qkv where that is kept and not read any more, and large enough for sure:
   // degree one.
   View d_attention_norm;
@@ -66,6 +70,7 @@ struct BlockScratch {
   View wide;       // [N, the most of what it holds]: the gradient of pre_activation or qkv, and what leads to them
   View unsharded;  // [N,C] with sequence shards: gathered rows, or a partial sum
   View unsharded_in_wide;    // the same in the memory of `wide`
+  View d_post_norm;          // [n,C] with norms behind the maps: the gradient of what they norm
   View d_attention;          // [N, H·D] where that is more than C
   View attention_workspace;  // where pre_activation is too small for it
 };
@@ -89,6 +94,9 @@ BlockMemory carve_block_memory(RegionAllocator& saved, RegionAllocator& scratch,
 
 // Of whole sequences.
 AttentionShape attention_shape(const ModelSpec& spec, const BatchShape& shape);
+double attention_scale(const ModelSpec& spec);
+// Of the ffn, as that of attention is a part of block_forward_middle.
+void block_forward_ffn_output(const UnitOps& ops, const BlockTensors& t, View unsharded);
 std::int64_t qkv_features(const ModelSpec& spec);
 std::int64_t pre_activation_features(const ModelSpec& spec);
 

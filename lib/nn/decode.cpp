@@ -54,6 +54,12 @@ BlockTensors rows_of(const BlockTensors& t, const ModelSpec& spec, std::int64_t 
     rows.key_rstd = t.key_rstd.rows(first * spec.kv_heads, count * spec.kv_heads);
   }
   rows.attention = t.attention.rows(first, count);
+  if (t.ffn_output) {
+    rows.attention_output = t.attention_output.rows(first, count);
+    rows.attention_post_rstd = t.attention_post_rstd.rows(first, count);
+    rows.ffn_output = t.ffn_output.rows(first, count);
+    rows.ffn_post_rstd = t.ffn_post_rstd.rows(first, count);
+  }
   rows.middle = t.middle.rows(first, count);
   rows.ffn_norm = rows_of(t.ffn_norm, first, count);
   rows.pre_activation = t.pre_activation.rows(first, count);
@@ -141,6 +147,8 @@ struct Decoder::Impl {
                                          .ids = device_tokens(n).rows(0, 1).reshape({n}),
                                          .positions = positions(n),
                                          .output = t.hidden});
+    if (spec.scale_embeddings)
+      backend.run(stream, Scale{.input = t.hidden, .output = t.hidden, .factor = embedding_scale(spec, compute)});
     store.release(0);
   }
 
@@ -163,7 +171,7 @@ struct Decoder::Impl {
     }
   }
 
-  void attention(std::int64_t layer, const TokenRun& run, const BlockTensors& t) {
+  void attention(std::int64_t layer, const ModelSpec& of_layer, const TokenRun& run, const BlockTensors& t) {
     const std::int64_t past = length(run.sequence);
     const BlockTensors rows = rows_of(t, spec, run.first_row, run.rows);
     const View cached = layer_cache(layer, run.sequence);
@@ -179,7 +187,9 @@ struct Decoder::Impl {
                                                    .head_size = spec.head_size,
                                                    .first_query = past,
                                                    .first_key = 0,
-                                                   .scale = 1.0 / std::sqrt(static_cast<double>(spec.head_size))},
+                                                   .scale = attention_scale(spec),
+                                                   .window = of_layer.window,
+                                                   .softcap = spec.attention_softcap},
                                          .query = {heads.query.values, heads.query.row_stride},
                                          .key = {part(cached, 0, keys), cache_features(spec)},
                                          .value = {part(cached, key_features, keys), cache_features(spec)},
@@ -192,17 +202,18 @@ struct Decoder::Impl {
   void block(std::int64_t layer, std::span<const TokenRun> runs, std::int64_t rows_at_once, const RowTensors& t) {
     const std::int64_t n = t.hidden.shape()[0];
     const int unit = narrow<int>(layer + 1);
-    const UnitOps ops(backend, stream, spec, store.acquire(stream, unit), nullptr);
+    const ModelSpec of_layer = layer_spec(spec, layer);
+    const UnitOps ops(backend, stream, of_layer, store.acquire(stream, unit), nullptr);
     for (std::int64_t first = 0; first < n; first += rows_at_once) {
       const std::int64_t count = std::min(rows_at_once, n - first);
-      block_forward_qkv(ops, spec, t.hidden.rows(first, count), positions(n).rows(first, count),
+      block_forward_qkv(ops, of_layer, t.hidden.rows(first, count), positions(n).rows(first, count),
                         rows_of(t.block, spec, first, count));
     }
-    for (const TokenRun& run : runs) attention(layer, run, t.block);
+    for (const TokenRun& run : runs) attention(layer, of_layer, run, t.block);
     for (std::int64_t first = 0; first < n; first += rows_at_once) {
       const std::int64_t count = std::min(rows_at_once, n - first);
       const BlockTensors rows = rows_of(t.block, spec, first, count);
-      block_forward_middle(ops, spec, t.hidden.rows(first, count), rows);
+      block_forward_middle(ops, of_layer, t.hidden.rows(first, count), rows);
       block_forward_output(ops, t.next.rows(first, count), rows);
     }
     store.release(unit);
@@ -225,6 +236,8 @@ struct Decoder::Impl {
                                         .addend = {},
                                         .output = output.rows(first, count)});
     }
+    if (spec.logit_softcap > 0)
+      backend.run(stream, SoftCap{.input = output, .output = output, .cap = spec.logit_softcap});
     store.release(unit);
     logits_told.to_host(stream, output);
     stream.synchronize();

@@ -37,6 +37,7 @@ class Embedding : public Unit {
         .first_id = first_id_,
         .vocabulary = spec_.vocab});
     sums.sum(partial, output.hidden);
+    scale(run, ops, output.hidden, output.hidden);
     return {this, saved, input};
   }
 
@@ -74,9 +75,17 @@ class Embedding : public Unit {
     return carve_unsharded(region, run.batch.shape, run.backend.compute_type());
   }
 
+  // Token embeddings have no positions added to them where they are scaled.
+  void scale(const UnitRun& run, const UnitOps& ops, ConstView input, View output) const {
+    if (spec_.scale_embeddings)
+      ops.run(Scale{.input = input, .output = output, .factor = embedding_scale(spec_, run.backend.compute_type())});
+  }
+
+  // Overwrites d_output, which nothing reads after this.
   void add_gradients(const UnitRun& run, View d_output) const {
     const UnitOps ops(run, spec_, part_);
     SCALETRAIN_CHECK(run.gradients != nullptr);
+    scale(run, ops, d_output, d_output);
     const View of_rows = ops.sums().unsharded(d_output, unsharded(run));
     const View d_table = run.gradients->find("token.weight");
     const View d_position_table = run.gradients->find("position.weight");

@@ -54,6 +54,7 @@ class Head : public Unit {
  private:
   struct Scratch {
     View logits;          // [chunk rows, V of this rank, padded]
+    View capped;          // the same behind the cap of logits, where there is one
     View loss_sum;        // [1] f64: where the weight pass's recomputation puts a loss that was counted before
     View own_statistics;  // [chunk rows, 3] of a tensor group of several ranks
     View statistics;      // [t, chunk rows, 3]
@@ -65,6 +66,7 @@ class Head : public Unit {
     const std::int64_t chunk = head_chunk_rows(shape.rows(), ceil_div(spec_.vocab, part_.degree),
                                                shape.rows() * (spec_.ffn_hidden / part_.degree), logit_rows_);
     scratch.logits = region.allocate(compute, {chunk, round_up(local_vocab_, logit_rows_.alignment)});
+    if (spec_.logit_softcap > 0) scratch.capped = region.allocate(compute, scratch.logits.shape());
     scratch.loss_sum = region.allocate(DType::f64, {1});
     if (part_.degree > 1) {
       scratch.own_statistics = region.allocate(accumulator_type(compute), {chunk, 3});
@@ -108,6 +110,17 @@ class Head : public Unit {
     return run.gradients->find("weight");
   }
 
+  // As cross_entropy, of the logits behind their cap where there is one.
+  void loss(const UnitOps& ops, const Scratch& scratch, const View& logits, ConstView targets, double d_scale,
+            View loss_sum) const {
+    if (!scratch.capped) return cross_entropy(ops, scratch, logits, targets, d_scale, loss_sum);
+    const View capped = scratch.capped.rows(0, logits.shape()[0]);
+    ops.run(SoftCap{.input = logits, .output = capped, .cap = spec_.logit_softcap});
+    cross_entropy(ops, scratch, capped, targets, d_scale, loss_sum);
+    if (d_scale != 0.0)
+      ops.run(SoftCapBackward{.input = logits, .d_output = capped, .d_input = logits, .cap = spec_.logit_softcap});
+  }
+
   // The sum of the losses of logits' rows is added to loss_sum; with a scale the logits become their own gradient.
   void cross_entropy(const UnitOps& ops, const Scratch& scratch, const View& logits, ConstView targets, double d_scale,
                      View loss_sum) const {
@@ -147,8 +160,7 @@ class Head : public Unit {
       const View logits = scratch.logits.rows(0, count);
       ops.run(LinearForward{
           .weight = weight(run), .bias = {}, .input = norm_rows.rows(first, count), .addend = {}, .output = logits});
-      cross_entropy(ops, scratch, logits, batch.targets.rows(first, count), 0.0,
-                    batch.sample_losses.rows(first / tokens, 1));
+      loss(ops, scratch, logits, batch.targets.rows(first, count), 0.0, batch.sample_losses.rows(first / tokens, 1));
       first += count;
     }
   }
@@ -165,7 +177,7 @@ class Head : public Unit {
       const View normed = norm_rows.rows(first, count);
       const View logits = scratch.logits.rows(0, count);
       ops.run(LinearForward{.weight = weight(run), .bias = {}, .input = normed, .addend = {}, .output = logits});
-      cross_entropy(ops, scratch, logits, run.batch.targets.rows(first, count), d_scale, loss_sum);
+      loss(ops, scratch, logits, run.batch.targets.rows(first, count), d_scale, loss_sum);
       use(normed, logits, first);
     }
   }

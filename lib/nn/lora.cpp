@@ -150,7 +150,7 @@ std::vector<MapExtent> map_extents(const ModelSpec& spec) {
                                  {"attention.qkv", "attention.value", spec.hidden, key},
                                  {"attention.output", "attention.output", query, spec.hidden}};
   const std::int64_t ffn = spec.ffn_hidden;
-  if (spec.activation == ActivationKind::swiglu) {
+  if (has_gate(spec.activation)) {
     maps.push_back({"ffn.gate_up", "ffn.gate", spec.hidden, ffn});
     maps.push_back({"ffn.gate_up", "ffn.up", spec.hidden, ffn});
   } else {

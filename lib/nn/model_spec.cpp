@@ -13,18 +13,21 @@ namespace scaletrain {
 
 namespace {
 
-enum class Family { gpt2, llama };
+enum class Family { gpt2, llama, gemma };
 
 Family family_of(const ModelSpec& spec) {
-  return spec.norm == NormKind::layernorm && spec.position == PositionKind::learned ? Family::gpt2 : Family::llama;
+  if (spec.norm == NormKind::layernorm && spec.position == PositionKind::learned) return Family::gpt2;
+  return spec.post_norm ? Family::gemma : Family::llama;
 }
 
-// What the two families call the same tensors. GPT-2 keeps query, key and value in one tensor: the three parameters
-// carry its name and follow each other along the output dim.
+// What the families call the same tensors; Gemma with norms behind the maps, too, as Llama but where it says otherwise.
+// GPT-2 keeps query, key and value in one tensor: the three parameters carry its name and follow each other along the
+// output dim.
 struct LayerName {
   std::string_view ours;
   std::string_view gpt2;
   std::string_view llama;
+  std::string_view gemma = llama;
 };
 
 constexpr LayerName attention_norm{"attention_norm", "ln_1", "input_layernorm"};
@@ -34,7 +37,10 @@ constexpr LayerName value{"attention.value", "attn.c_attn", "self_attn.v_proj"};
 constexpr LayerName query_norm{"attention.query_norm", "attn.q_norm", "self_attn.q_norm"};
 constexpr LayerName key_norm{"attention.key_norm", "attn.k_norm", "self_attn.k_norm"};
 constexpr LayerName attention_output{"attention.output", "attn.c_proj", "self_attn.o_proj"};
-constexpr LayerName ffn_norm{"ffn_norm", "ln_2", "post_attention_layernorm"};
+// Only Gemma has norms there, and one of Llama's names for another place.
+constexpr LayerName attention_post_norm{"attention_post_norm", "attn.post_norm", "", "post_attention_layernorm"};
+constexpr LayerName ffn_norm{"ffn_norm", "ln_2", "post_attention_layernorm", "pre_feedforward_layernorm"};
+constexpr LayerName ffn_post_norm{"ffn_post_norm", "mlp.post_norm", "", "post_feedforward_layernorm"};
 constexpr LayerName gate{"ffn.gate", "mlp.c_gate",
                          "mlp.gate_proj"};  // no GPT-2 of Hugging Face has one: export refuses it
 constexpr LayerName up{"ffn.up", "mlp.c_fc", "mlp.up_proj"};
@@ -78,7 +84,8 @@ class TableBuilder {
   }
 
   std::string family_name(const LayerName& name) const {
-    return family_prefix_ + std::string(gpt2() ? name.gpt2 : name.llama);
+    const bool is_gemma = family_ == Family::gemma;
+    return family_prefix_ + std::string(gpt2() ? name.gpt2 : is_gemma ? name.gemma : name.llama);
   }
 
   InitialValues normal(double deviation) const { return {InitialValues::Kind::normal, deviation}; }
@@ -142,12 +149,17 @@ class TableBuilder {
     for (const LinearMap& map : maps) add_bias(map);
   }
 
+  // Such that a norm multiplies by one.
+  InitialValues::Kind norm_values() const {
+    return spec_.norm_weight_offset == 1.0 ? InitialValues::Kind::zeros : InitialValues::Kind::ones;
+  }
+
   void add_norm(std::string_view name, const std::string& family_name) {
     Parameter parameter;
     parameter.name = prefix_ + std::string(name) + ".weight";
     parameter.hugging_face_name = family_name + ".weight";
     parameter.shape = {spec_.hidden};
-    parameter.init.kind = InitialValues::Kind::ones;
+    parameter.init.kind = norm_values();
     parameter.sequence_partial = true;
     table_.add(parameter);
     if (spec_.norm != NormKind::layernorm || !spec_.bias) return;
@@ -163,7 +175,7 @@ class TableBuilder {
     parameter.name = prefix_ + std::string(name.ours) + ".weight";
     parameter.hugging_face_name = family_name(name) + ".weight";
     parameter.shape = {spec_.head_size};
-    parameter.init.kind = InitialValues::Kind::ones;
+    parameter.init.kind = norm_values();
     parameter.tensor_partial = true;
     table_.add(std::move(parameter));
   }
@@ -220,9 +232,10 @@ class TableBuilder {
                  .pieces = spec_.heads,
                  .ends_residual_branch = true,
                  .has_bias = spec_.bias}});
+    if (spec_.post_norm) add_norm(attention_post_norm.ours, family_name(attention_post_norm));
     add_norm(ffn_norm.ours, family_name(ffn_norm));
     const std::int64_t ffn = spec_.ffn_hidden;
-    if (spec_.activation == ActivationKind::swiglu)
+    if (has_gate(spec_.activation))
       add_linear({{.name = gate, .outputs = ffn, .inputs = hidden, .fused = "ffn.gate_up", .has_bias = spec_.bias},
                   {.name = up, .outputs = ffn, .inputs = hidden, .fused = "ffn.gate_up", .has_bias = spec_.bias}});
     else
@@ -233,6 +246,7 @@ class TableBuilder {
                  .cut = Cut::inputs,
                  .ends_residual_branch = true,
                  .has_bias = spec_.bias}});
+    if (spec_.post_norm) add_norm(ffn_post_norm.ours, family_name(ffn_post_norm));
   }
 
   void add_head() {
@@ -291,11 +305,23 @@ ModelSpec make_model_spec(const ModelConfig& config, std::int64_t vocab) {
   spec.bias = config.bias;
   spec.qkv_bias = config.has_qkv_bias();
   spec.qk_norm = config.qk_norm;
+  spec.post_norm = config.post_norm;
+  spec.norm_weight_offset = config.norm_zero_centered ? 1.0 : 0.0;
+  spec.scale_embeddings = config.scale_embeddings;
+  if (const auto& scalar = config.query_pre_attn_scalar; scalar && *scalar != static_cast<double>(spec.head_size))
+    spec.attention_scale = 1.0 / std::sqrt(*scalar);
+  spec.attention_softcap = config.attention_softcap.value_or(0.0);
+  spec.logit_softcap = config.logit_softcap.value_or(0.0);
+  spec.window = config.window.tokens.value_or(0);
+  spec.global_every = config.window.global_every;
+  spec.window_rope_theta = config.window.rope_theta.value_or(0.0);
   spec.tie_embeddings = config.tie_embeddings;
   SCALETRAIN_CHECK(spec.layers >= 1 && spec.kv_heads >= 1 && spec.ffn_hidden >= 1 && spec.context >= 1 &&
                    spec.vocab >= 1);
   SCALETRAIN_CHECK_EQ(spec.heads % spec.kv_heads, 0);
   if (spec.position == PositionKind::rope) SCALETRAIN_CHECK_EQ(spec.head_size % 2, 0);
+  SCALETRAIN_CHECK(!spec.post_norm || spec.norm == NormKind::rmsnorm);
+  SCALETRAIN_CHECK(!spec.scale_embeddings || spec.position == PositionKind::rope);
   return spec;
 }
 
@@ -314,6 +340,26 @@ Box cut_of(std::int64_t extent, const TensorPart& part) {
 }
 
 }  // namespace
+
+ModelSpec layer_spec(const ModelSpec& spec, std::int64_t layer) {
+  ModelSpec of_layer = spec;
+  if (spec.global_every > 0 && (layer + 1) % spec.global_every == 0) of_layer.window = 0;
+  if (of_layer.window > 0 && spec.window_rope_theta > 0) {
+    of_layer.rope_theta = spec.window_rope_theta;
+    of_layer.rope_scaling = {};
+  }
+  return of_layer;
+}
+
+double attention_share(const ModelSpec& spec) {
+  double layers = 0;  // as many of those without a window
+  for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
+    const std::int64_t window = layer_spec(spec, layer).window;
+    const double share = static_cast<double>(window) / static_cast<double>(spec.context);
+    layers += window > 0 && window < spec.context ? share * (2.0 - share) : 1.0;
+  }
+  return layers / static_cast<double>(spec.layers);
+}
 
 ModelSpec local_spec(const ModelSpec& spec, const TensorPart& part) {
   SCALETRAIN_CHECK(part.degree >= 1 && part.rank >= 0 && part.rank < part.degree);
@@ -359,7 +405,7 @@ double model_flops_per_token(const ModelSpec& spec, const ParamTable& table) {
   const auto attention =
       6.0 * static_cast<double>(spec.layers) * static_cast<double>(spec.heads) * static_cast<double>(spec.head_size);
   return 6.0 * static_cast<double>(parameters) - 2.0 * static_cast<double>(frozen) +
-         attention * static_cast<double>(spec.context);
+         attention * static_cast<double>(spec.context) * attention_share(spec);
 }
 
 }  // namespace scaletrain

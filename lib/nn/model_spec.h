@@ -1,4 +1,4 @@
-// The numbers that define a decoder-only transformer (of GPT-2's kind and Llama's, Qwen2 and Qwen3 among it), and what
+// The numbers that define a decoder-only transformer (of GPT-2's kind and Llama's, Qwen and Gemma among it), and what
 // follows from them alone: the parameter table, counts, FLOPs. Pure values: building a 405B model's table allocates a
 // few thousand parameters and no weights.
 #pragma once
@@ -39,8 +39,18 @@ struct ModelSpec {
   double rope_theta = 10000.0;
   RopeScaling rope_scaling;
   bool bias = true;
-  bool qkv_bias = true;  // of query, key and value
-  bool qk_norm = false;  // each head's query and key pass an RMS norm before their rotation
+  bool qkv_bias = true;             // of query, key and value
+  bool qk_norm = false;             // each head's query and key pass an RMS norm before their rotation
+  bool post_norm = false;           // what attention and the ffn give is normed before it is added
+  double norm_weight_offset = 0.0;  // what norms' weights are more than what is stored
+  bool scale_embeddings = false;    // by sqrt(C)
+  double attention_scale = 0.0;     // of query · key; 0: 1/sqrt(D)
+  double attention_softcap = 0.0;   // 0: none, here and below
+  double logit_softcap = 0.0;
+  // What a layer's attention sees: so many tokens, in all layers but the last of every `global_every` (0: in all).
+  std::int64_t window = 0;
+  std::int64_t global_every = 0;
+  double window_rope_theta = 0.0;  // of layers with a window, unscaled; 0: as the others
   bool tie_embeddings = true;
   LoraSpec lora{};
   bool operator==(const ModelSpec&) const = default;
@@ -58,6 +68,12 @@ struct TensorPart {
   bool operator==(const TensorPart&) const = default;
 };
 
+// The spec as it is of one layer: with the window and the rotation of that layer alone.
+ModelSpec layer_spec(const ModelSpec& spec, std::int64_t layer);
+
+// The keys that attention's queries see in all layers, over those that they would see without windows: 1 without.
+double attention_share(const ModelSpec& spec);
+
 // What a tensor rank holds: its heads, key/value heads (at least one), ffn and vocabulary rows, as the table's boxes
 // divide them; ffn and vocabulary may be uneven, and none on the last ranks. Everything else is the model's.
 ModelSpec local_spec(const ModelSpec& spec, const TensorPart& part);
@@ -73,18 +89,22 @@ std::vector<std::int64_t> sequence_shards(std::int64_t rows, std::int64_t degree
 //     fused as attention.qkv.{weight,bias}
 //   blocks.i.attention.{query,key}_norm.weight [D], with qk_norm
 //   blocks.i.attention.output.{weight [C,H·D], bias}
+//   blocks.i.attention_post_norm.{weight,bias}, with post_norm
 //   blocks.i.ffn_norm.{weight,bias}
-//   swiglu: blocks.i.ffn.{gate,up}.weight [F,C], fused as ffn.gate_up.{weight,bias}; else blocks.i.ffn.up.{weight,bias}
-//   blocks.i.ffn.down.{weight [C,F], bias}
-//   head.norm.{weight,bias}; head.weight [V,C], tied to embedding.token.weight where the model ties them
-// Hugging Face names are those of GPT-2 for layernorm with learned positions, else of Llama. Parameters with the same
-// Hugging Face name are parts of one tensor there (GPT-2's attn.c_attn), stacked along the output dim in the order of
-// the parameters. Initial values per config: normal: std, output projections of the residual branches std/sqrt(2L) with
-// scale_residual; xavier, he as published; embeddings normal(std), norms one, biases zero.
+//   with a gate: blocks.i.ffn.{gate,up}.weight [F,C], fused as ffn.gate_up.{weight,bias}; else
+//   blocks.i.ffn.up.{weight,bias} blocks.i.ffn.down.{weight [C,F], bias} blocks.i.ffn_post_norm.{weight,bias}, with
+//   post_norm head.norm.{weight,bias}; head.weight [V,C], tied to embedding.token.weight where the model ties them
+// Hugging Face names are those of GPT-2 for layernorm with learned positions, of Gemma 2 with post_norm, else of Llama.
+// Parameters with the same Hugging Face name are parts of one tensor there (GPT-2's attn.c_attn), stacked along the
+// output dim in the order of the parameters. Initial values per config: normal: std, output projections of the residual
+// branches std/sqrt(2L) with scale_residual; xavier, he as published; embeddings normal(std), norms one (their stored
+// weight), biases zero.
 ParamTable make_param_table(const ModelSpec& spec, const InitConfig& init);
 
-// 6N + 6·L·H·D·T per token, forward and backward. N is without what is only looked up: the position table, and the
-// token table where the head has a weight of its own. A table that the head shares counts once, for the head's product.
+// 6N + 6·L·H·D·T per token, forward and backward; a layer whose window W is less than T has 12·H·D·(W - W²/2T) in place
+// of 6·H·D·T, of the keys that its queries see on average. N is without what is only looked up: the position table, and
+// the token table where the head has a weight of its own. A table that the head shares counts once, for the head's
+// product.
 double model_flops_per_token(const ModelSpec& spec);
 // The same of a model whose table says what is frozen: 2 less for each frozen parameter that N counts, whose gradient
 // nobody computes.

@@ -1,5 +1,7 @@
 #include "nn/unit_ops.h"
 
+#include <cmath>
+#include <cstdint>
 #include <string>
 
 namespace scaletrain {
@@ -33,10 +35,21 @@ ActivationType activation_type(const ModelSpec& spec) {
       return ActivationType::gelu_tanh;
     case ActivationKind::swiglu:
       return ActivationType::swiglu;
+    case ActivationKind::geglu:
+      return ActivationType::geglu;
     case ActivationKind::gelu:
       break;
   }
   return ActivationType::gelu;
+}
+
+double embedding_scale(const ModelSpec& spec, DType compute) {
+  const double exact = std::sqrt(static_cast<double>(spec.hidden));
+  double rounded = 0.0;
+  std::uint64_t place = 0;  // room for any type
+  convert_floats(DType::f64, &exact, compute, &place, 1);
+  convert_floats(compute, &place, DType::f64, &rounded, 1);
+  return rounded;
 }
 
 View part(const View& whole, std::int64_t first, Shape shape) {
@@ -63,7 +76,8 @@ void UnitOps::norm_forward(std::string_view layer, ConstView input, const NormTe
                   .bias = weights_.find(bias_of(layer)).values,
                   .output = norm.output,
                   .mean = norm.mean,
-                  .rstd = norm.rstd});
+                  .rstd = norm.rstd,
+                  .weight_offset = spec_.norm_weight_offset});
 }
 
 void UnitOps::norm_backward_input(std::string_view layer, ConstView d_output, ConstView input, const NormTensors& norm,
@@ -75,7 +89,8 @@ void UnitOps::norm_backward_input(std::string_view layer, ConstView d_output, Co
                         .mean = norm.mean,
                         .rstd = norm.rstd,
                         .addend = addend,
-                        .d_input = d_input});
+                        .d_input = d_input,
+                        .weight_offset = spec_.norm_weight_offset});
 }
 
 void UnitOps::norm_backward_weight(std::string_view layer, ConstView d_output, ConstView input,
@@ -113,7 +128,8 @@ void UnitOps::head_norm_forward(std::string_view layer, const HeadRows& input, c
                   .mean = {},
                   .rstd = rstd,
                   .input_rows = input.layout,
-                  .output_rows = output.layout});
+                  .output_rows = output.layout,
+                  .weight_offset = spec_.norm_weight_offset});
 }
 
 void UnitOps::head_norm_backward_input(std::string_view layer, const HeadRows& d_output, const HeadRows& input,
@@ -128,7 +144,8 @@ void UnitOps::head_norm_backward_input(std::string_view layer, const HeadRows& d
                         .d_input = d_input.values,
                         .d_output_rows = d_output.layout,
                         .input_rows = input.layout,
-                        .d_input_rows = d_input.layout});
+                        .d_input_rows = d_input.layout,
+                        .weight_offset = spec_.norm_weight_offset});
 }
 
 void UnitOps::head_norm_backward_weight(std::string_view layer, const HeadRows& d_output, const HeadRows& input,
@@ -188,6 +205,12 @@ void UnitOps::row_forward(std::string_view layer, ConstView input, View output, 
                     .output = partial});
   if (!sums_.parallel()) return;
   sums_.sum(partial, output);
+  if (addend) run(Add{.a = output, .b = addend, .output = output});
+}
+
+void UnitOps::post_norm_forward(std::string_view layer, ConstView input, View output, View rstd,
+                                ConstView addend) const {
+  norm_forward(layer, input, {.output = output, .mean = {}, .rstd = rstd});
   run(Add{.a = output, .b = addend, .output = output});
 }
 

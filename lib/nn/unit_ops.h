@@ -25,6 +25,8 @@ struct HeadRows {
 
 NormTensors carve_norm(RegionAllocator& region, const ModelSpec& spec, std::int64_t rows, DType compute);
 ActivationType activation_type(const ModelSpec& spec);
+// What token embeddings are multiplied by: sqrt(C) as the compute type has it.
+double embedding_scale(const ModelSpec& spec, DType compute);
 // Elements [first, first + elements of shape) of a view, whatever the view's own shape.
 View part(const View& whole, std::int64_t first, Shape shape);
 
@@ -64,6 +66,9 @@ class UnitOps {
   // same whatever is frozen.
   void norm_backward_weight(std::string_view layer, ConstView d_output, ConstView input, const NormTensors& norm) const;
 
+  // output = the RMS norm of the input + addend. Its backward is that of a norm without an addend.
+  void post_norm_forward(std::string_view layer, ConstView input, View output, View rstd, ConstView addend) const;
+
   // RMS norms over heads, which share a weight [D]. rstd: [N] of the forward. d_input may be d_output.
   void head_norm_forward(std::string_view layer, const HeadRows& input, const HeadRows& output, View rstd) const;
   void head_norm_backward_input(std::string_view layer, const HeadRows& d_output, const HeadRows& input, ConstView rstd,
@@ -81,7 +86,8 @@ class UnitOps {
   void column_backward_input(std::string_view layer, ConstView d_output, View d_input, View unsharded) const;
   void column_backward_weight(std::string_view layer, View input, ConstView d_output, View unsharded) const;
 
-  // Maps whose input features they divide. Output and addend are own rows; output = sum over ranks + bias + addend.
+  // Maps whose input features they divide. Output and addend are own rows; output = sum over ranks + bias + addend
+  // (optional).
   void row_forward(std::string_view layer, ConstView input, View output, ConstView addend, View unsharded) const;
   // d_unsharded: sums().unsharded() of d_own, which gives the bias its gradient.
   void row_backward_weight(std::string_view layer, ConstView input, ConstView d_unsharded, ConstView d_own) const;

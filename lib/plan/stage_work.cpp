@@ -19,7 +19,7 @@ WorkCosts scaled(const WorkCosts& costs, double factor) {
   return {costs.forward * factor, costs.backward_input * factor, costs.backward_weight * factor};
 }
 
-// Multiply-adds per token; all blocks are alike.
+// Multiply-adds per token; all blocks are alike, or are taken as their average where some have windows.
 struct BlockWorkCosts {
   WorkCosts costs;
   double recomputed = 0.0;  // of the input part
@@ -30,9 +30,12 @@ BlockWorkCosts block_work(const PhasePlan& phase) {
   for (const Parameter& parameter : phase.table.parameters())
     if (parameter.unit == 1 && parameter.shape.num_dims() == 2)
       matrices += static_cast<double>(parameter.shape.num_elements());
-  const double attention =
-      static_cast<double>(phase.model.heads * phase.model.head_size) * static_cast<double>(phase.model.context);
-  const double last_product = static_cast<double>(phase.model.ffn_hidden) * static_cast<double>(phase.model.hidden);
+  const double attention = static_cast<double>(phase.model.heads * phase.model.head_size) *
+                           static_cast<double>(phase.model.context) * attention_share(phase.model);
+  // Which is computed again where a norm behind it reads it.
+  const double last_product =
+      phase.model.post_norm ? 0.0
+                            : static_cast<double>(phase.model.ffn_hidden) * static_cast<double>(phase.model.hidden);
   const double again = phase.recompute == RecomputeKind::full ? matrices + attention - last_product : 0.0;
   return {.costs = {.forward = matrices + attention,
                     .backward_input = matrices + 2 * attention + again,

@@ -81,7 +81,7 @@ class TimedBackend final : public ForwardingBackend {
   Purpose purpose_of(const Descriptor&) const {
     static_assert(
         is_one_of<Descriptor, NormForward, NormBackwardInput, NormBackwardWeight, ActivationForward, ActivationBackward,
-                  RopeRotate, EmbeddingForward, EmbeddingBackward, Add, ScaleColumns, Copy, Fill>,
+                  RopeRotate, EmbeddingForward, EmbeddingBackward, Add, Scale, ScaleColumns, Copy, Fill>,
         "a new operation has a purpose, here or below");
     return Purpose::element_wise;
   }
@@ -94,6 +94,8 @@ class TimedBackend final : public ForwardingBackend {
   Purpose purpose_of(const CrossEntropy&) const { return Purpose::head; }
   Purpose purpose_of(const SoftmaxStatistics&) const { return Purpose::head; }
   Purpose purpose_of(const CrossEntropyParts&) const { return Purpose::head; }
+  Purpose purpose_of(const SoftCap&) const { return Purpose::head; }
+  Purpose purpose_of(const SoftCapBackward&) const { return Purpose::head; }
   Purpose purpose_of(const SumsOfSquares&) const { return Purpose::update; }
   Purpose purpose_of(const AdamWStep&) const { return Purpose::update; }
   Purpose purpose_of(const SgdStep&) const { return Purpose::update; }

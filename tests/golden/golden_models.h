@@ -311,8 +311,8 @@ inline const std::vector<Half> halves = {{"bf16", DType::bf16, std::ldexp(1.0, -
 
 // Those whose losses in halves are held against PyTorch's autocast.
 inline const std::vector<std::string> autocast_models = {"gpt2", "llama_untied", "llama_tied"};
-inline const std::vector<std::string> golden_models = {"gpt2",          "llama_untied", "llama_tied",
-                                                       "llama3_scaled", "qwen2",        "qwen3"};
+inline const std::vector<std::string> golden_models = {"gpt2",  "llama_untied", "llama_tied", "llama3_scaled", "qwen2",
+                                                       "qwen3", "gemma",        "gemma2",     "gemma3"};
 
 using MakeBackend = std::function<std::unique_ptr<Backend>()>;
 

@@ -16,8 +16,12 @@ import sys
 
 import torch
 from safetensors.torch import save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, \
+from transformers import Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GemmaConfig, GemmaForCausalLM, \
+    GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, \
     Qwen3ForCausalLM
+from transformers.models.gemma import modeling_gemma
+from transformers.models.gemma2 import modeling_gemma2
+from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
@@ -29,6 +33,33 @@ OPTIMIZER = dict(learning_rate=1e-3, beta1=0.9, beta2=0.95, epsilon=1e-8, weight
 def norm_forward(self, hidden):
     scale = torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
     return self.weight * (hidden * scale)
+
+
+def gemma_norm_forward(self, hidden):
+    return hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.eps) * (1.0 + self.weight)
+
+
+def gemma_rotary_forward(self, hidden, position_ids, layer_type=None):
+    """As published, in float64; Gemma 3 has parameters for each type of layer."""
+    rope = self.config.rope_parameters
+    rope = rope if layer_type is None else rope[layer_type]
+    assert rope["rope_type"] in ("default", "linear"), rope
+    half = self.config.head_dim // 2
+    inverse = rope["rope_theta"] ** (-torch.arange(half, dtype=torch.float64) / half)
+    angles = position_ids[:, :, None].double() * inverse / rope.get("factor", 1.0)
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos().to(hidden.dtype), angles.sin().to(hidden.dtype)
+
+
+def capped_attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, softcap=None, **kwargs):
+    """transformers' own with its softmax in float64."""
+    groups = module.num_key_value_groups
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    weights = torch.softmax(scores + attention_mask, dim=-1)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 
 
 def inverse_frequencies(config, size):
@@ -54,8 +85,8 @@ def rotary_forward(self, hidden, position_ids):
 ROPE_THETA = 10000.0
 
 
-def fill(model, generator):
-    """Matrices normal(0.25), norm weights around one, biases normal(0.1): nothing is symmetric, zero or one."""
+def fill(model, generator, norm_centre):
+    """Matrices normal(0.25), norm weights around norm_centre, biases normal(0.1): nothing is symmetric, zero or one."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             values = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
@@ -64,7 +95,7 @@ def fill(model, generator):
             elif name.endswith("bias"):
                 values *= 0.1
             else:
-                values = 1.0 + 0.2 * values
+                values = norm_centre + 0.2 * values
             parameter.copy_(values.double())
 
 
@@ -119,9 +150,9 @@ def train(model, ids, targets, clip_norm):
     return losses, norms, rates
 
 
-def make(folder, model, config, vocab, seed, agreement=None):
+def make(folder, model, config, vocab, seed, agreement=None, norm_centre=1.0):
     generator = torch.Generator().manual_seed(seed)
-    fill(model, generator)
+    fill(model, generator, norm_centre)
     ids, targets = make_batches(vocab, generator)
     weights = {n: p.detach().float().contiguous().clone() for n, p in model.named_parameters()}
     if agreement is not None:
@@ -212,7 +243,8 @@ def qwen2(here):
     config = dict(architectures=["Qwen2ForCausalLM"], model_type="qwen2", vocab_size=53, max_position_embeddings=TOKENS, hidden_size=24,
                   intermediate_size=40, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, hidden_act="silu",
                   rms_norm_eps=1e-6, rope_theta=ROPE_THETA, use_sliding_window=False, sliding_window=4, max_window_layers=1,
-                  attention_dropout=0.0, tie_word_embeddings=True, torch_dtype="float32")
+                  attention_dropout=0.0, tie_word_embeddings=True, torch_dtype="float32",
+             pad_token_id=None)  # 0 where it is left out, whose embedding gets no gradient from torch
     make_rotary(here / "qwen2", Qwen2ForCausalLM, Qwen2Config, modeling_qwen2, "Qwen2", config, seed=5)
 
 
@@ -224,6 +256,60 @@ def qwen3(here):
     make_rotary(here / "qwen3", Qwen3ForCausalLM, Qwen3Config, modeling_qwen3, "Qwen3", config, seed=6)
 
 
+def make_gemma(folder, model_class, config_class, module, prefix, config, seed, capped=False):
+    # Softmax is float32 in transformers' eager attention, which alone caps scores.
+    model = model_class(config_class(**config, attn_implementation="eager" if capped else "sdpa")).double()
+    norm, rotary = getattr(module, prefix + "RMSNorm"), getattr(module, prefix + "RotaryEmbedding")
+    original = norm.forward, rotary.forward, module.eager_attention_forward
+
+    def patch(functions):
+        norm.forward, rotary.forward, module.eager_attention_forward = functions
+
+    exact_functions = gemma_norm_forward, gemma_rotary_forward, capped_attention
+
+    def agreement(model, ids, targets):
+        exact = loss_of(model, ids, targets).item()
+        patch(original)
+        published = loss_of(model, ids, targets).item()
+        patch(exact_functions)
+        assert abs(exact - published) < 1e-6, (exact, published)
+
+    patch(exact_functions)
+    make(folder, model, config, config["vocab_size"], seed, agreement, norm_centre=0.0)
+    patch(original)
+
+
+# A hidden size whose root float32 holds: transformers keeps the factor of embeddings in it. Every position but the first four has a
+# window to its left that is not all of it.
+GEMMA = dict(vocab_size=53, max_position_embeddings=TOKENS, hidden_size=36, intermediate_size=40, num_attention_heads=6,
+             num_key_value_heads=2, head_dim=8, hidden_activation="gelu_pytorch_tanh", rms_norm_eps=1e-6, attention_bias=False,
+             attention_dropout=0.0, tie_word_embeddings=True, torch_dtype="float32",
+             pad_token_id=None)  # 0 where it is left out, whose embedding gets no gradient from torch
+
+
+def gemma(here):
+    config = dict(architectures=["GemmaForCausalLM"], model_type="gemma", num_hidden_layers=2, hidden_act="gelu_pytorch_tanh",
+                  rope_theta=ROPE_THETA) | GEMMA
+    make_gemma(here / "gemma", GemmaForCausalLM, GemmaConfig, modeling_gemma, "Gemma", config, seed=7)
+
+
+def gemma2(here):
+    config = dict(architectures=["Gemma2ForCausalLM"], model_type="gemma2", num_hidden_layers=3, query_pre_attn_scalar=10,
+                  sliding_window=5, attn_logit_softcapping=1.5, final_logit_softcapping=3.0, rope_theta=ROPE_THETA) | GEMMA
+    make_gemma(here / "gemma2", Gemma2ForCausalLM, Gemma2Config, modeling_gemma2, "Gemma2", config, seed=8, capped=True)
+
+
+def gemma3(here):
+    # Three layers with windows and rotations of their own, and one without, whose rotations are scaled.
+    types = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+    ropes = dict(full_attention=dict(rope_type="linear", factor=4.0, rope_theta=100000.0),
+                 sliding_attention=dict(rope_type="default", rope_theta=500.0))
+    config = dict(architectures=["Gemma3ForCausalLM"], model_type="gemma3_text", num_hidden_layers=4, query_pre_attn_scalar=10,
+                  sliding_window=5, layer_types=types, final_logit_softcapping=None, attn_logit_softcapping=None,
+                  rope_parameters=ropes) | GEMMA
+    make_gemma(here / "gemma3", Gemma3ForCausalLM, Gemma3TextConfig, modeling_gemma3, "Gemma3", config, seed=9)
+
+
 def main():
     """All models, or those that the command line names."""
     torch.use_deterministic_algorithms(True)
@@ -231,7 +317,7 @@ def main():
     here = pathlib.Path(__file__).resolve().parent
     models = dict(gpt2=gpt2, llama_untied=lambda here: llama(here, "llama_untied", tied=False, bias=False, seed=2),
                   llama_tied=lambda here: llama(here, "llama_tied", tied=True, bias=True, seed=3), llama3_scaled=llama3, qwen2=qwen2,
-                  qwen3=qwen3)
+                  qwen3=qwen3, gemma=gemma, gemma2=gemma2, gemma3=gemma3)
     for name in sys.argv[1:] or models:
         models[name](here)
 

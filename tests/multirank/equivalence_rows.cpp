@@ -151,6 +151,9 @@ Switch family_switch() {
                      run.config.model.qk_norm = true;
                      run.config.model.head_dim = head_size + 2;
                    }},
+              {.name = "gemma",
+               .is_possible = nullptr,
+               .apply = [](const Row&, LayoutRun& run) { make_gemma(run.config.model); }},
           }};
 }
 

@@ -41,6 +41,7 @@ struct Kind {
   bool tied = true;
   bool qk_norm = false;   // and heads wider than hidden in all, and biases on query, key and value
   bool adapters = false;  // alone are trained, and saved
+  bool gemma = false;
   TestBackend backend = TestBackend::cpu;
   double tolerance = 1e-5;  // of a loss, relative: DESIGN's for the type
 };
@@ -51,6 +52,7 @@ Config config_of(const TestLayout& layout, const Kind& kind) {
   config.run.seed = 11;
   config.model.tie_embeddings = kind.tied;
   if (kind.llama) make_llama(config.model);
+  if (kind.gemma) make_gemma(config.model);
   if (kind.qk_norm) {
     config.model.qk_norm = config.model.qkv_bias.emplace(true);
     config.model.head_dim = 6;
@@ -192,6 +194,9 @@ TEST_CASE("every_layout_continues_what_another_saved_with_norms_of_query_and_key
 TEST_CASE("every_layout_continues_the_adapters_that_another_saved_and_back") {
   check_pairs({.adapters = true}, Pairs::next);
   check_pairs({.llama = true, .tied = false, .adapters = true}, Pairs::next);
+}
+TEST_CASE("every_layout_continues_what_another_saved_of_a_gemma_and_back") {
+  check_pairs({.gemma = true}, Pairs::next);
 }
 TEST_CASE("every_layout_continues_what_another_saved_in_halves_and_back") {
   check_pairs({.backend = TestBackend::cpu_bf16, .tolerance = 5e-3}, Pairs::next);

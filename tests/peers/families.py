@@ -18,7 +18,7 @@ import tempfile
 import torch
 from safetensors.torch import load_file
 import transformers
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, GemmaConfig, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 VOCAB, CONTEXT, SAMPLES, END = 257, 24, 6, 256
 TOLERANCE = 1e-5
@@ -26,6 +26,9 @@ LLAMA = dict(vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_
              max_position_embeddings=CONTEXT, bos_token_id=None, eos_token_id=END, initializer_range=0.3)
 LLAMA3 = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=16)
+GEMMA = LLAMA | dict(head_dim=12, pad_token_id=None, num_hidden_layers=4)
+GEMMA3_ROPES = dict(full_attention=dict(rope_type="linear", factor=8.0, rope_theta=100000.0),
+                    sliding_attention=dict(rope_type="default", rope_theta=500.0))
 
 FAMILIES = {
     "gpt2": GPT2Config(vocab_size=VOCAB, n_positions=CONTEXT, n_embd=48, n_layer=3, n_head=6, bos_token_id=None, eos_token_id=END,
@@ -38,9 +41,15 @@ FAMILIES = {
     "smollm2": LlamaConfig(**LLAMA, tie_word_embeddings=True),
     "mistral": MistralConfig(**LLAMA, sliding_window=None),
     "mistral, head_dim": MistralConfig(**(LLAMA | dict(hidden_size=50)), head_dim=16, sliding_window=CONTEXT),
+    "mistral, narrow window": MistralConfig(**LLAMA, sliding_window=5),
     "qwen2": Qwen2Config(**LLAMA, tie_word_embeddings=True),
     "qwen3": Qwen3Config(**LLAMA, head_dim=16),
     "qwen3, tied": Qwen3Config(**LLAMA, head_dim=8, tie_word_embeddings=True),
+    "gemma": GemmaConfig(**GEMMA),
+    "gemma 2": Gemma2Config(**GEMMA, query_pre_attn_scalar=9, sliding_window=5, attn_logit_softcapping=3.0, final_logit_softcapping=4.0),
+    "gemma 2, uncapped": Gemma2Config(**GEMMA, sliding_window=7, attn_logit_softcapping=None, final_logit_softcapping=None),
+    "gemma 3": Gemma3TextConfig(**GEMMA, query_pre_attn_scalar=16, sliding_window=5, sliding_window_pattern=3, rope_parameters=GEMMA3_ROPES),
+    "gemma 3, untied": Gemma3TextConfig(**(GEMMA | dict(tie_word_embeddings=False)), sliding_window=30, final_logit_softcapping=5.0),
 }
 
 

@@ -41,6 +41,9 @@ class OperandVisitor {
   void enter(CrossEntropyParts& op) const { reach_all(op.logits, op.targets, op.statistics, op.loss_sum); }
   void enter(Add& op) const { reach_all(op.a, op.b, op.output); }
   void enter(ScaleColumns& op) const { reach_all(op.input, op.output); }
+  void enter(Scale& op) const { reach_all(op.input, op.output); }
+  void enter(SoftCap& op) const { reach_all(op.input, op.output); }
+  void enter(SoftCapBackward& op) const { reach_all(op.input, op.d_output, op.d_input); }
   void enter(Copy& op) const { reach_all(op.input, op.output); }
   void enter(Fill& op) const { reach_all(op.output); }
   void enter(SumsOfSquares& op) const { reach_all(op.values, op.results); }

@@ -79,9 +79,11 @@ void forward_block(const Kernels& kernels, const Scratch& scratch, const Attenti
            .c_stride = forward_key_block});
     visible.block(item.batch, item.begin, item.end, k, keys, scratch.first, scratch.last);
     const bool first_block = k == first_key;
-    kernels.softmax_forward({scratch.scores, forward_key_block, static_cast<std::size_t>(rows),
-                             static_cast<std::size_t>(keys), scratch.first, scratch.last},
-                            state, rows_of(first_block ? nullptr : output, op.output.row_stride),
+    const ScoreBlock block{
+        scratch.scores, forward_key_block, static_cast<std::size_t>(rows), static_cast<std::size_t>(keys),
+        scratch.first,  scratch.last};
+    if (s.softcap > 0) kernels.cap_scores(block, static_cast<float>(s.softcap));
+    kernels.softmax_forward(block, state, rows_of(first_block ? nullptr : output, op.output.row_stride),
                             static_cast<std::size_t>(s.head_size));
     sgemm({.m = rows,
            .n = s.head_size,
@@ -119,8 +121,9 @@ void forward_query(const Kernels& kernels, const Scratch& scratch, const Attenti
                          static_cast<float>(s.scale), scratch.scores);
     visible.block(item.batch, item.begin, item.end, k, keys, scratch.first, scratch.last);
     const bool first_block = k == first_key;
-    kernels.softmax_forward({scratch.scores, forward_key_block, 1, count, scratch.first, scratch.last}, state,
-                            rows_of(first_block ? nullptr : output, op.output.row_stride), head_size);
+    const ScoreBlock block{scratch.scores, forward_key_block, 1, count, scratch.first, scratch.last};
+    if (s.softcap > 0) kernels.cap_scores(block, static_cast<float>(s.softcap));
+    kernels.softmax_forward(block, state, rows_of(first_block ? nullptr : output, op.output.row_stride), head_size);
     kernels.weighted_row_sum(scratch.scores, rows_of(value + k * op.value.row_stride, op.value.row_stride), count,
                              head_size, first_block ? 1 : 0, output);
   }
@@ -217,9 +220,11 @@ class BackwardHead {
     const std::int64_t keys = begun ? seen : block_keys;
     visible_.block(batch_, begin, end, block_key, keys, scratch_.first, scratch_.last);
     const float* log_sum_exp = op_.log_sum_exp.as<float>() + (batch_ * s.heads + head) * s.num_queries + begin;
-    kernels_.softmax_backward({scores, backward_key_block, static_cast<std::size_t>(rows),
-                               static_cast<std::size_t>(keys), scratch_.first, scratch_.last},
-                              log_sum_exp, scratch_.delta, static_cast<float>(s.scale), d_scores);
+    const ScoreBlock block{
+        scores,         backward_key_block, static_cast<std::size_t>(rows), static_cast<std::size_t>(keys),
+        scratch_.first, scratch_.last};
+    if (s.softcap > 0) kernels_.cap_scores_backward(block, scratch_.delta, static_cast<float>(s.softcap), d_scores);
+    kernels_.softmax_backward(block, log_sum_exp, scratch_.delta, static_cast<float>(s.scale), d_scores);
     if (wanted != Gradients::of_queries) {
       const float beta = begun ? 1.0F : 0.0F;
       sgemm({.m = keys,

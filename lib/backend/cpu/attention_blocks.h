@@ -30,9 +30,10 @@ class Visibility {
       : shape_(shape), document_start_(document_start ? document_start.as<std::int32_t>() : nullptr) {}
 
   std::int64_t first(std::int64_t batch, std::int64_t query) const {
-    if (document_start_ == nullptr) return 0;
-    return std::clamp<std::int64_t>(document_start_[batch * shape_.num_queries + query] - shape_.first_key, 0,
-                                    shape_.num_keys);
+    std::int64_t first = 0;
+    if (document_start_ != nullptr) first = document_start_[batch * shape_.num_queries + query] - shape_.first_key;
+    if (shape_.window > 0) first = std::max(first, shape_.first_query + query - shape_.first_key + 1 - shape_.window);
+    return std::clamp<std::int64_t>(first, 0, shape_.num_keys);
   }
   std::int64_t last(std::int64_t query) const {
     return std::clamp<std::int64_t>(shape_.first_query + query - shape_.first_key + 1, 0, shape_.num_keys);

@@ -61,9 +61,11 @@ void forward_tiles(const Engine<S>& engine, const TileScratch<S>& scratch, const
     products.scores(queries,
                     products.for_scores(head_rows<S>(op.key, s.num_keys, item.batch, kv_head, s.head_size, k, keys), 0),
                     scratch.last, static_cast<float>(s.scale), scratch.scores);
-    products.softmax_forward({scratch.scores, max_keys, static_cast<std::size_t>(item.rows()),
-                              static_cast<std::size_t>(keys), scratch.first, scratch.last},
-                             begins);
+    const ScoreBlock block{
+        scratch.scores, max_keys,    static_cast<std::size_t>(item.rows()), static_cast<std::size_t>(keys),
+        scratch.first,  scratch.last};
+    if (s.softcap > 0) engine.all.cap_scores(block, static_cast<float>(s.softcap));
+    products.softmax_forward(block, begins);
     products.add_keys(
         Weights::probabilities, item.rows(),
         products.for_sums(head_rows<S>(op.value, s.num_keys, item.batch, kv_head, s.head_size, k, keys), 1),
@@ -94,9 +96,10 @@ void forward_one_query(const Engine<S>& engine, const TileScratch<S>& scratch, c
     engine.typed.dot_rows(query.data, rows_of(key.data, key.stride), count, size, static_cast<float>(s.scale),
                           scratch.scores);
     visible.block(item.batch, item.begin, item.end, k, keys, scratch.first, scratch.last);
-    engine.all.softmax_forward({scratch.scores, max_keys, 1, count, scratch.first, scratch.last},
-                               {scratch.maximum, scratch.sum}, {begins ? nullptr : scratch.query_sums, s.head_size},
-                               size);
+    const ScoreBlock block{scratch.scores, max_keys, 1, count, scratch.first, scratch.last};
+    if (s.softcap > 0) engine.all.cap_scores(block, static_cast<float>(s.softcap));
+    engine.all.softmax_forward(block, {scratch.maximum, scratch.sum},
+                               {begins ? nullptr : scratch.query_sums, s.head_size}, size);
     for (std::int64_t row = 0; row < keys; ++row)
       engine.typed.to_floats(value.data + row * value.stride, scratch.value_sums + row * s.head_size, size);
     engine.all.weighted_row_sum(scratch.scores, {scratch.value_sums, s.head_size}, count, size, begins ? 1 : 0,
@@ -228,10 +231,12 @@ class TiledBackwardHead {
     const auto scale = static_cast<float>(s.scale);
     products_.scores(queries, block.keys, scratch_.last, scale, scratch_.scores);
     products_.scores(d_output, block.values, scratch_.last, 1.0F, scratch_.d_scores);
-    products_.softmax_backward({scratch_.scores, max_keys, static_cast<std::size_t>(rows),
-                                static_cast<std::size_t>(block.count), scratch_.first, scratch_.last},
-                               op_.log_sum_exp.as<float>() + (batch_ * s.heads + head) * s.num_queries + begin, delta,
-                               scale);
+    const ScoreBlock scores{
+        scratch_.scores, max_keys,     static_cast<std::size_t>(rows), static_cast<std::size_t>(block.count),
+        scratch_.first,  scratch_.last};
+    if (s.softcap > 0) engine_.all.cap_scores_backward(scores, delta, static_cast<float>(s.softcap), scratch_.d_scores);
+    products_.softmax_backward(scores, op_.log_sum_exp.as<float>() + (batch_ * s.heads + head) * s.num_queries + begin,
+                               delta, scale);
     if (wanted != TileGradients::of_queries) {
       products_.add_queries(Weights::probabilities, block.count, d_output, scratch_.last, begins_keys,
                             scratch_.value_sums);

@@ -97,7 +97,8 @@ void compute(Device<S>& device, const NormForward& op) {
                                  .rstd = op.rstd.as<float>() + row,
                                  .rows = static_cast<std::size_t>(rows),
                                  .columns = static_cast<std::size_t>(columns),
-                                 .epsilon = op.epsilon});
+                                 .epsilon = op.epsilon,
+                                 .weight_offset = static_cast<float>(op.weight_offset)});
   });
 }
 
@@ -114,7 +115,8 @@ void compute(Device<S>& device, const NormBackwardInput& op) {
                                         .addend = offset_or_null(elements_or_null<S>(op.addend), row * columns),
                                         .d_input = op.d_input.as<S>() + op.d_input_rows.start(row, columns),
                                         .rows = static_cast<std::size_t>(rows),
-                                        .columns = static_cast<std::size_t>(columns)});
+                                        .columns = static_cast<std::size_t>(columns),
+                                        .weight_offset = static_cast<float>(op.weight_offset)});
   });
 }
 
@@ -154,14 +156,16 @@ void compute(Device<S>& device, const ActivationBackward& op) {
   const auto* input = op.input.as<S>();
   const auto* d_output = op.d_output.as<S>();
   auto* d_input = op.d_input.as<S>();
-  if (op.type == ActivationType::swiglu) {
+  if (is_gated(op.type)) {
+    const auto backward =
+        op.type == ActivationType::swiglu ? device.kernels.swiglu_backward : device.kernels.geglu_backward;
     const std::int64_t features = op.d_output.shape()[1];
     device.for_rows(op.d_output.shape()[0], features, [&](std::int64_t row, std::int64_t rows) {
       for (std::int64_t r = row; r < row + rows; ++r) {
         const S* gate = input + r * 2 * features;
         S* d_gate = d_input + r * 2 * features;
-        device.kernels.swiglu_backward(gate, gate + features, d_output + r * features, d_gate, d_gate + features,
-                                       static_cast<std::size_t>(features));
+        backward(gate, gate + features, d_output + r * features, d_gate, d_gate + features,
+                 static_cast<std::size_t>(features));
       }
     });
     return;
@@ -356,6 +360,30 @@ void compute(Device<S>& device, const ScaleColumns& op) {
         device.kernels.from_floats(values, to + column, part);
       }
     }
+  });
+}
+
+template <class S>
+void compute(Device<S>& device, const Scale& op) {
+  device.for_pieces(op.output.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
+    device.kernels.scale(op.input.as<S>() + first, op.output.as<S>() + first, static_cast<std::size_t>(count),
+                         static_cast<float>(op.factor));
+  });
+}
+
+template <class S>
+void compute(Device<S>& device, const SoftCap& op) {
+  device.for_pieces(op.output.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
+    device.kernels.soft_cap(op.input.as<S>() + first, op.output.as<S>() + first, static_cast<std::size_t>(count),
+                            static_cast<float>(op.cap));
+  });
+}
+
+template <class S>
+void compute(Device<S>& device, const SoftCapBackward& op) {
+  device.for_pieces(op.d_input.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
+    device.kernels.soft_cap_backward(op.input.as<S>() + first, op.d_output.as<S>() + first, op.d_input.as<S>() + first,
+                                     static_cast<std::size_t>(count), static_cast<float>(op.cap));
   });
 }
 

@@ -38,6 +38,7 @@ struct NormRows {
   size_t rows;
   size_t columns;
   double epsilon;
+  float weight_offset;  // what the weight is more than what is stored
 };
 
 template <class S>
@@ -51,6 +52,7 @@ struct NormBackwardRows {
   S* d_input;
   size_t rows;
   size_t columns;
+  float weight_offset;
 };
 
 // Columns [first, last) of all rows.
@@ -130,6 +132,13 @@ struct TypedKernels {
   void (*gelu_tanh_backward)(const S* input, const S* d_output, S* d_input, size_t count);
   void (*swiglu_forward)(const S* gate, const S* up, S* output, size_t count);
   void (*swiglu_backward)(const S* gate, const S* up, const S* d_output, S* d_gate, S* d_up, size_t count);
+  void (*geglu_forward)(const S* gate, const S* up, S* output, size_t count);
+  void (*geglu_backward)(const S* gate, const S* up, const S* d_output, S* d_gate, S* d_up, size_t count);
+
+  void (*scale)(const S* input, S* output, size_t count, float factor);
+  // cap · tanh(input / cap).
+  void (*soft_cap)(const S* input, S* output, size_t count, float cap);
+  void (*soft_cap_backward)(const S* input, const S* d_output, S* d_input, size_t count, float cap);
 
   void (*norm_forward)(const NormRows<S>& rows);
   void (*norm_backward_input)(const NormBackwardRows<S>& rows);
@@ -164,6 +173,11 @@ struct Kernels {
   // output[i] = a row i · b row i.
   void (*row_dots)(ConstRows a, ConstRows b, size_t rows, size_t length, float* output);
 
+  // What softmax_forward and softmax_backward get where scores are capped, from scores that are not: what queries see
+  // of a block becomes cap · tanh(score / cap) and, of the backward, d_probabilities become what makes of P · (dP -
+  // delta) the gradient of the scores before they were capped.
+  void (*cap_scores)(const ScoreBlock& block, float cap);
+  void (*cap_scores_backward)(const ScoreBlock& block, const float* delta, float cap, float* d_probabilities);
   // Scores become exp(score - new maximum); the state moves on; rows of `output` are multiplied by exp(old - new
   // maximum) unless null.
   void (*softmax_forward)(const ScoreBlock& block, const OnlineSoftmax& state, Rows output, size_t output_columns);

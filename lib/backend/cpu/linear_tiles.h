@@ -1,5 +1,5 @@
 // The forward of a linear map, cut into tiles that threads take: the product of a tile, and while the tile is in the
-// cache its activation, for which gate and up of swiglu are computed one after the other.
+// cache its activation, for which gate and up of a gated one are computed one after the other.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace scaletrain::cpu {
 
-// output = activation(input), row by row. swiglu: each row of the input holds its gate and, up_columns later, its up.
-// An element's bits do not depend on the rows and columns it is computed with.
+// output = activation(input), row by row. With a gate each row of the input holds its gate and, up_columns later, its
+// up. An element's bits do not depend on the rows and columns it is computed with.
 template <class S>
 void activate_rows(const TypedKernels<S>& kernels, ActivationType type, RowsOf<const S> input, std::int64_t up_columns,
                    RowsOf<S> output, std::int64_t rows, std::int64_t columns) {
@@ -29,6 +29,9 @@ void activate_rows(const TypedKernels<S>& kernels, ActivationType type, RowsOf<c
         break;
       case ActivationType::swiglu:
         kernels.swiglu_forward(in, in + up_columns, out, count);
+        break;
+      case ActivationType::geglu:
+        kernels.geglu_forward(in, in + up_columns, out, count);
         break;
     }
   }
@@ -50,7 +53,7 @@ void for_forward_tiles(ThreadPool& pool, const TypedKernels<S>& kernels, const L
   const std::int64_t rows = op.output.shape()[0];
   const std::int64_t outputs = op.output.shape()[1];
   const std::int64_t features = op.activated ? op.activated.shape()[1] : outputs;
-  const bool has_pairs = op.activated && op.activation == ActivationType::swiglu;
+  const bool has_pairs = op.activated && is_gated(op.activation);
   if (has_pairs && features % column_multiple != 0) {  // no tile of up can begin where up begins
     LinearForward plain = op;
     plain.activated = {};

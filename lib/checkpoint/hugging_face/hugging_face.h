@@ -1,6 +1,6 @@
-// Hugging Face model folders of GPT-2, Llama, Mistral, Qwen2 and Qwen3 models: config.json with model.safetensors, or
-// shards with model.safetensors.index.json; f32, bf16 or f16. Import is exact (16-bit types widen); export writes the
-// dtype it is asked for.
+// Hugging Face model folders of GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma, Gemma 2 and Gemma 3 (text) models:
+// config.json with model.safetensors, or shards with model.safetensors.index.json; f32, bf16 or f16. Import is exact
+// (16-bit types widen); export writes the dtype it is asked for.
 #pragma once
 
 #include <filesystem>
@@ -23,8 +23,8 @@ bool is_hugging_face_folder(const std::filesystem::path& folder);
 // What config.json says of a model.
 struct HuggingFaceShape {
   ModelConfig model;  // vocab set; init left at its defaults
-  // How many tokens back attention reaches, where that is not all of the context. Beyond so many tokens the model would
-  // compute something else than this program: the context is at most that.
+  // How many tokens back attention reaches in layers that this program has no windows for (model.window has those of
+  // others). Beyond so many tokens the model would compute something else: the context is at most that.
   std::optional<std::int64_t> window;
 };
 // Reads config.json alone; refuses what is not supported as HuggingFaceModel does.

@@ -10,80 +10,14 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "base/error.h"
-#include "base/json.h"
 #include "base/text.h"
+#include "checkpoint/hugging_face/hugging_face_families.h"
 
 namespace scaletrain {
 
-namespace {
-
-using nlohmann::json;
-
-constexpr std::int64_t largest_size = std::numeric_limits<std::int32_t>::max();
-// Far beyond any model; a matrix of four times this by this, and one of largest_size by this, have less than 2^63
-// bytes.
-constexpr std::int64_t largest_hidden = 1 << 28;
-
-// Members by name, with the library's own defaults for those that a file may leave out or set to null.
-class Members {
- public:
-  Members(const json& value, const std::string& where) : value_(value), where_(where) {}
-
-  bool has(std::string_view key) const {
-    const auto found = value_.find(key);
-    return found != value_.end() && !found->is_null();
-  }
-  std::int64_t size(std::string_view key, std::optional<std::int64_t> fallback = std::nullopt) const {
-    if (fallback && !has(key)) return *fallback;
-    const std::int64_t value = json_integer(value_, key, where_);
-    if (value < 1 || value > largest_size) {
-      refuse(key, fmt::format("is {}, expected 1 to {}", value, largest_size));
-    }
-    return value;
-  }
-  // Zero is one too.
-  std::int64_t count(std::string_view key, std::int64_t fallback) const {
-    const std::int64_t value = has(key) ? json_integer(value_, key, where_) : fallback;
-    if (value < 0 || value > largest_size) refuse(key, fmt::format("is {}, expected 0 to {}", value, largest_size));
-    return value;
-  }
-  bool is_null(std::string_view key) const {
-    const auto found = value_.find(key);
-    return found != value_.end() && found->is_null();
-  }
-  double required_positive(std::string_view key) const {
-    if (!has(key)) refuse(key, "is missing");
-    return positive(key, 0.0);
-  }
-  double positive(std::string_view key, double fallback) const {
-    const double value = has(key) ? json_number(value_, key, where_) : fallback;
-    if (!(value > 0) || !std::isfinite(value)) refuse(key, fmt::format("is {}, expected a number above 0", value));
-    return value;
-  }
-  bool flag(std::string_view key, bool fallback) const { return has(key) ? json_bool(value_, key, where_) : fallback; }
-  std::string text(std::string_view key, const std::string& fallback) const {
-    return has(key) ? json_string(value_, key, where_) : fallback;
-  }
-  // What this program does not compute otherwise.
-  void require_flag(std::string_view key, bool needed) const {
-    if (flag(key, needed) != needed) refuse(key, fmt::format("is {}, which is not supported", !needed));
-  }
-  void require_absent(std::string_view key) const {
-    if (has(key)) refuse(key, "is set, which is not supported");
-  }
-  const json& member(std::string_view key) const { return value_.at(std::string(key)); }
-  [[noreturn]] void refuse(std::string_view key, const std::string& what) const {
-    throw InputError(fmt::format("{}: {} {}", where_, quoted(key), what));
-  }
-
- private:
-  const json& value_;
-  const std::string& where_;
-};
-
-// What all models are held to, whatever their family calls it.
 void check_heads(const ModelConfig& model, const Members& members, std::string_view heads, std::string_view kv_heads) {
   if (model.hidden > largest_hidden) {
     members.refuse(heads,
@@ -104,33 +38,9 @@ void check_heads(const ModelConfig& model, const Members& members, std::string_v
   }
 }
 
-// How a family's attention may be narrower than its context.
-enum class Window { never, always, by_flag };
-// Which of a family's linear maps have biases: all or none, by "attention_bias" and "mlp_bias"; none; those to query,
-// key and value.
-enum class Biases { by_flags, none, of_qkv };
+namespace {
 
-// What tells families of the Llama kind apart; all of them are rmsnorm, rope and swiglu. Sizes: what the library takes
-// for a member that a file leaves out.
-struct LlamaTraits {
-  Biases biases = Biases::by_flags;
-  Window window = Window::never;
-  bool qk_norm = false;
-  std::optional<std::int64_t> kv_heads = std::nullopt;  // nothing: as many as heads
-  std::optional<std::int64_t> head_dim = std::nullopt;  // nothing: hidden / heads
-  std::int64_t context = 2048;
-  bool heads_divide_hidden = false;  // whether the library insists on it, whatever the head size
-};
-
-// A family: one row below, and its tensors' names in make_param_table().
-struct Family {
-  std::string_view type;          // "model_type"
-  std::string_view architecture;  // the library's class
-  HuggingFaceShape (*parse)(const Members& members, const std::string& where, const LlamaTraits& traits);
-  bool (*expresses)(const ModelConfig& model, const LlamaTraits& traits);
-  nlohmann::ordered_json (*write)(const ModelConfig& model, const LlamaTraits& traits);
-  LlamaTraits traits{};
-};
+using nlohmann::json;
 
 HuggingFaceShape parse_gpt2(const Members& members, const std::string& /*where*/, const LlamaTraits& /*traits*/) {
   ModelConfig model;
@@ -181,35 +91,44 @@ RopeScalingConfig parse_rope_scaling(const Members& rope, std::string_view type,
   return scaling.factor == 1.0 ? RopeScalingConfig() : scaling;
 }
 
-// The base of the rotary angles and their scaling: members of their own, or of "rope_parameters" in newer files.
+}  // namespace
+
+RopeMembers parse_rope_object(const Members& members, std::string_view key, const json& value, const std::string& where,
+                              std::int64_t context) {
+  if (!value.is_object()) members.refuse(key, "is not an object");
+  for (const auto& [name, inner] : value.items())
+    if (inner.is_object())
+      members.refuse(key,
+                     fmt::format("has one of its own for {}, which is not supported", quoted(std::string_view(name))));
+  const std::string place = fmt::format("{}: {}", where, quoted(key));
+  const Members rope(value, place);
+  const std::string type = rope.text("rope_type", rope.text("type", "default"));
+  if (type != "default" && type != "linear" && type != "llama3") {
+    members.refuse(key, fmt::format("asks for {}, which is not supported; default, linear and llama3 are",
+                                    quoted(std::string_view(type))));
+  }
+  if (rope.positive("partial_rotary_factor", 1.0) != 1.0) {
+    rope.refuse("partial_rotary_factor", "is not 1, which is not supported");
+  }
+  RopeMembers parsed{.scaling = parse_rope_scaling(rope, type, context), .theta = std::nullopt};
+  if (rope.has("rope_theta")) parsed.theta = rope.positive("rope_theta", 10000.0);
+  return parsed;
+}
+
 void parse_rope(ModelConfig& model, const Members& members, const std::string& where) {
   std::optional<double> theta;
   if (members.has("rope_scaling") && members.has("rope_parameters"))
     members.refuse("rope_scaling", "and \"rope_parameters\" are both set; leave one of them out");
   for (const std::string_view key : {"rope_scaling", "rope_parameters"}) {
     if (!members.has(key)) continue;
-    const json& value = members.member(key);
-    if (!value.is_object()) members.refuse(key, "is not an object");
-    for (const auto& [name, inner] : value.items())
-      if (inner.is_object())
-        members.refuse(
-            key, fmt::format("has one of its own for {}, which is not supported", quoted(std::string_view(name))));
-    const std::string place = fmt::format("{}: {}", where, quoted(key));
-    const Members rope(value, place);
-    const std::string type = rope.text("rope_type", rope.text("type", "default"));
-    if (type != "default" && type != "linear" && type != "llama3") {
-      members.refuse(key, fmt::format("asks for {}, which is not supported; default, linear and llama3 are",
-                                      quoted(std::string_view(type))));
-    }
-    if (rope.positive("partial_rotary_factor", 1.0) != 1.0) {
-      rope.refuse("partial_rotary_factor", "is not 1, which is not supported");
-    }
-    const RopeScalingConfig scaling = parse_rope_scaling(rope, type, model.context);
-    if (scaling.type != RopeScalingKind::none) model.rope_scaling = scaling;
-    if (rope.has("rope_theta")) theta = rope.positive("rope_theta", 10000.0);
+    const RopeMembers parsed = parse_rope_object(members, key, members.member(key), where, model.context);
+    if (parsed.scaling.type != RopeScalingKind::none) model.rope_scaling = parsed.scaling;
+    if (parsed.theta) theta = parsed.theta;
   }
   model.rope_theta = theta.value_or(members.positive("rope_theta", 10000.0));
 }
+
+namespace {
 
 bool has_sliding_layer(const Members& members) {
   bool has_one = false;
@@ -283,6 +202,7 @@ HuggingFaceShape parse_llama(const Members& members, const std::string& where, c
     members.refuse("partial_rotary_factor", "is not 1, which is not supported");
   }
   HuggingFaceShape shape{.model = model, .window = parse_window(members, traits.window, model.layers)};
+  if (traits.window == Window::always) shape.model.window.tokens = std::exchange(shape.window, std::nullopt);
   if (shape.window) shape.model.context = std::min(shape.model.context, *shape.window);
   return shape;
 }
@@ -300,10 +220,16 @@ std::string_view torch_name(DType dtype) {
   }
 }
 
+// Without what Gemma alone has, but for windows.
+bool is_plain(const ModelConfig& model) {
+  return !model.post_norm && !model.norm_zero_centered && !model.scale_embeddings && !model.attention_softcap &&
+         !model.logit_softcap && model.query_scalar() == static_cast<double>(model.head_size());
+}
+
 bool gpt2_expresses(const ModelConfig& model, const LlamaTraits& /*traits*/) {
   return model.norm == NormKind::layernorm && model.position == PositionKind::learned && model.bias &&
-         model.has_qkv_bias() && !model.qk_norm && model.kv_heads == model.heads &&
-         model.activation != ActivationKind::swiglu && model.hidden == model.heads * model.head_size();
+         model.has_qkv_bias() && !model.qk_norm && model.kv_heads == model.heads && !has_gate(model.activation) &&
+         model.hidden == model.heads * model.head_size() && is_plain(model) && !model.window.tokens;
 }
 
 nlohmann::ordered_json gpt2_json(const ModelConfig& model, const LlamaTraits& /*traits*/) {
@@ -329,9 +255,16 @@ bool llama_expresses(const ModelConfig& model, const LlamaTraits& traits) {
   const bool has_biases = traits.biases == Biases::by_flags
                               ? model.has_qkv_bias() == model.bias
                               : !model.bias && model.has_qkv_bias() == (traits.biases == Biases::of_qkv);
-  return is_of_llama_kind(model) && has_biases && model.qk_norm == traits.qk_norm &&
+  const WindowConfig& window = model.window;
+  const bool has_window =
+      !window.tokens || (traits.window == Window::always && window.global_every == 0 &&
+                         (!window.rope_theta || (*window.rope_theta == model.rope_theta &&
+                                                 model.rope_scaling.type == RopeScalingKind::none)));
+  return is_of_llama_kind(model) && is_plain(model) && has_window && has_biases && model.qk_norm == traits.qk_norm &&
          !(traits.heads_divide_hidden && model.hidden % model.heads != 0);
 }
+
+}  // namespace
 
 nlohmann::ordered_json rope_json(const RopeScalingConfig& scaling) {
   switch (scaling.type) {
@@ -348,6 +281,8 @@ nlohmann::ordered_json rope_json(const RopeScalingConfig& scaling) {
   }
   return nullptr;
 }
+
+namespace {
 
 nlohmann::ordered_json llama_json(const ModelConfig& model, const LlamaTraits& traits) {
   nlohmann::ordered_json value = {{"vocab_size", model.vocab.value()},
@@ -366,12 +301,12 @@ nlohmann::ordered_json llama_json(const ModelConfig& model, const LlamaTraits& t
   if (traits.biases != Biases::of_qkv) value["attention_bias"] = model.bias;
   if (traits.biases == Biases::by_flags) value["mlp_bias"] = model.bias;
   if (traits.window != Window::never) value["sliding_window"] = nullptr;
+  if (model.window.tokens) value["sliding_window"] = *model.window.tokens;
   if (traits.window == Window::by_flag) value["use_sliding_window"] = false;
   return value;
 }
 
-// An export is of the first that has all of the model: Mistral's are Llamas but for their windows, and so come out as
-// those.
+// An export is of the first that has all of the model: Mistral's without windows are Llamas, and so come out as those.
 constexpr Family families[] = {
     {.type = "gpt2",
      .architecture = "GPT2LMHeadModel",
@@ -407,6 +342,42 @@ constexpr Family families[] = {
                 .kv_heads = 32,
                 .head_dim = 128,
                 .context = 32768}},
+    {.type = "gemma",
+     .architecture = "GemmaForCausalLM",
+     .parse = parse_gemma,
+     .expresses = gemma_expresses,
+     .write = gemma_json,
+     .traits = {.kv_heads = 16,
+                .head_dim = 256,
+                .context = 8192,
+                .gemma = {.post_norm = false, .is_query_scalar_own = false}}},
+    {.type = "gemma2",
+     .architecture = "Gemma2ForCausalLM",
+     .parse = parse_gemma,
+     .expresses = gemma_expresses,
+     .write = gemma_json,
+     .traits = {.window = Window::always,
+                .kv_heads = 4,
+                .head_dim = 256,
+                .context = 8192,
+                .gemma = {.caps_attention = true,
+                          .attention_softcap = 50.0,
+                          .caps_logits = true,
+                          .logit_softcap = 30.0,
+                          .global_every = 2},
+                .heads_divide_hidden = true}},
+    {.type = "gemma3_text",
+     .architecture = "Gemma3ForCausalLM",
+     .parse = parse_gemma,
+     .expresses = gemma_expresses,
+     .write = gemma_json,
+     .traits = {.window = Window::always,
+                .qk_norm = true,
+                .kv_heads = 4,
+                .head_dim = 256,
+                .context = 131072,
+                .gemma = {.caps_logits = true, .global_every = 6, .has_local_rope = true},
+                .heads_divide_hidden = true}},
 };
 
 [[noreturn]] void refuse_export(const ModelConfig& model) {
@@ -415,6 +386,18 @@ constexpr Family families[] = {
         "a GPT-2 of Hugging Face has biases, as many key/value heads as heads, heads of hidden / heads without norms "
         "of "
         "their own, and gelu or gelu_tanh: this model cannot be exported as one");
+  if (model.activation == ActivationKind::geglu || !is_plain(model))
+    throw UserError(
+        "Hugging Face has Gemma (rmsnorm, rope, geglu, norm_zero_centered and scale_embeddings, no biases), Gemma 2 "
+        "(and "
+        "post_norm, windows, attention_softcap, logit_softcap) and Gemma 3 (as Gemma 2 with qk_norm and no "
+        "attention_softcap; rotations of layers with a window are not scaled): this model is none of them and cannot "
+        "be "
+        "exported");
+  if (model.window.tokens && is_of_llama_kind(model))
+    throw UserError(
+        "Hugging Face has windows in all layers of Mistral (no biases, no qk_norm), and in some or all of Gemma 2 and "
+        "3: this model is none of them and cannot be exported");
   if (!is_of_llama_kind(model))
     throw UserError(
         "Hugging Face has GPT-2 (layernorm, learned positions) and Llama (rmsnorm, rope, swiglu): this model is a "

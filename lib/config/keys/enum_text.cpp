@@ -14,8 +14,10 @@ using Names = std::array<std::pair<E, std::string_view>, N>;
 constexpr Names<DeviceKind, 3> kDevices = {
     {{DeviceKind::automatic, "auto"}, {DeviceKind::cpu, "cpu"}, {DeviceKind::cuda, "cuda"}}};
 constexpr Names<NormKind, 2> kNorms = {{{NormKind::layernorm, "layernorm"}, {NormKind::rmsnorm, "rmsnorm"}}};
-constexpr Names<ActivationKind, 3> kActivations = {
-    {{ActivationKind::gelu, "gelu"}, {ActivationKind::gelu_tanh, "gelu_tanh"}, {ActivationKind::swiglu, "swiglu"}}};
+constexpr Names<ActivationKind, 4> kActivations = {{{ActivationKind::gelu, "gelu"},
+                                                    {ActivationKind::gelu_tanh, "gelu_tanh"},
+                                                    {ActivationKind::swiglu, "swiglu"},
+                                                    {ActivationKind::geglu, "geglu"}}};
 constexpr Names<PositionKind, 2> kPositions = {{{PositionKind::learned, "learned"}, {PositionKind::rope, "rope"}}};
 constexpr Names<RopeScalingKind, 3> kRopeScalings = {
     {{RopeScalingKind::none, "none"}, {RopeScalingKind::linear, "linear"}, {RopeScalingKind::llama3, "llama3"}}};

@@ -305,6 +305,43 @@ void add_model(KeyTable<Config>& table) {
   table.push_back(
       top({"model.qk_norm", "", "Whether each head's query and key pass an RMS norm before their rotation.", never},
           BoolCodec(), FIELD(model.qk_norm)));
+  table.push_back(top({"model.post_norm", "",
+                       "Whether what attention and the feed-forward block give passes a norm of its own before it is "
+                       "added to the residual stream.",
+                       never},
+                      BoolCodec(), FIELD(model.post_norm)));
+  table.push_back(
+      top({"model.norm_zero_centered", "",
+           "Whether norms multiply by 1 + weight: weights start at 0 and are kept as their distance from one.", never},
+          BoolCodec(), FIELD(model.norm_zero_centered)));
+  table.push_back(top({"model.scale_embeddings", "",
+                       "Whether token embeddings are multiplied by sqrt(hidden) (position: rope).", never},
+                      BoolCodec(), FIELD(model.scale_embeddings)));
+  table.push_back(spelled_out(
+      top({"model.query_pre_attn_scalar", "",
+           "Attention scores are query times key, divided by the square root of this; auto: head_dim.", never},
+          optional(positive(), "auto"), FIELD(model.query_pre_attn_scalar)),
+      [](const ModelConfig& model) { return number_text(model.query_scalar()); }));
+  table.push_back(
+      top({"model.attention_softcap", "", "Attention scores become cap * tanh(score / cap); none: they stay.", never},
+          optional(positive(), "none"), FIELD(model.attention_softcap)));
+  table.push_back(top({"model.logit_softcap", "", "Logits become cap * tanh(logit / cap); none: they stay.", never},
+                      optional(positive(), "none"), FIELD(model.logit_softcap)));
+  table.push_back(top({"model.window.tokens", "tokens",
+                       "How many tokens attention sees, the query's own among them (sliding window); none: all "
+                       "before it.",
+                       never},
+                      optional(at_least(1, kMaxContext), "none"), FIELD(model.window.tokens)));
+  table.push_back(
+      top({"model.window.global_every", "",
+           "The last of so many layers each sees all before it, and has no window; 0: all have windows.", never},
+          at_least(0, kMaxLayers), FIELD(model.window.global_every)));
+  table.push_back(
+      top({"model.window.rope_theta", "",
+           "Base of the rotation frequencies of layers with a window, without rope_scaling (position: rope); auto: "
+           "rope_theta and rope_scaling.",
+           never},
+          optional(positive(), "auto"), FIELD(model.window.rope_theta)));
   table.push_back(top({"model.tie_embeddings", "", "Whether the output head is the token embedding.", never},
                       BoolCodec(), FIELD(model.tie_embeddings)));
   table.push_back(top({"model.dropout", "", "Probability of dropping an activation in training.", never},

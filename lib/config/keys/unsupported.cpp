@@ -35,7 +35,7 @@ constexpr std::array<UnsupportedKey, 7> kKeys = {{
     {"train.optimizer.momentum", "momentum of SGD", "momentum | nesterov"},
     {"log.report", "an HTML report of the run", "html_report"},
     {"log.wandb", "logging to Weights & Biases", "wandb"},
-    {"", "Hugging Face models of other families than GPT-2, Llama, Mistral, Qwen2 and Qwen3", ""},
+    {"", "Hugging Face models of other families than GPT-2, Llama, Mistral, Qwen2, Qwen3 and Gemma (1, 2, 3 text)", ""},
 }};
 
 // Calls visit(part) for each part of "a | b | c".

@@ -338,6 +338,11 @@ std::string head_text(const PlanFacts& facts) {
                             counted(model.layers, "layer"), model.hidden, counted(model.heads, "head"), model.kv_heads,
                             has_own_size ? fmt::format(" of {}", model.head_size) : "", model.ffn_hidden, model.vocab,
                             model.context));
+  if (model.window > 0 && model.window < model.context) {
+    const std::int64_t global = model.global_every > 0 ? model.layers / model.global_every : 0;
+    line("attention", fmt::format("a window of {} tokens in {}, {:.0f}% of what attention would be without",
+                                  model.window, counted(model.layers - global, "layer"), 100 * attention_share(model)));
+  }
   if (const std::int64_t frozen = phase.table.num_parameters(ParamRole::frozen); frozen > 0)
     line("trained", fmt::format("{} parameters; {} are frozen",
                                 grouped_digits(static_cast<std::uint64_t>(phase.table.num_parameters() - frozen)),

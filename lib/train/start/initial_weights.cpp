@@ -54,6 +54,21 @@ void refuse_other_model(const HuggingFaceModel& folder, const ModelSpec& model) 
   compare("bias", comparable.bias, theirs.bias);
   compare("qkv_bias", comparable.qkv_bias, theirs.qkv_bias);
   compare("qk_norm", comparable.qk_norm, theirs.qk_norm);
+  compare("post_norm", comparable.post_norm, theirs.post_norm);
+  compare("norm_zero_centered", comparable.norm_weight_offset == 1.0, theirs.norm_weight_offset == 1.0);
+  compare("scale_embeddings", comparable.scale_embeddings, theirs.scale_embeddings);
+  const auto scalar = [](const ModelSpec& spec) {
+    const double scale = spec.attention_scale;
+    return scale > 0 ? 1.0 / (scale * scale) : static_cast<double>(spec.head_size);
+  };
+  compare("query_pre_attn_scalar", scalar(comparable), scalar(theirs));
+  compare("attention_softcap", comparable.attention_softcap, theirs.attention_softcap);
+  compare("logit_softcap", comparable.logit_softcap, theirs.logit_softcap);
+  compare("window.tokens", comparable.window, theirs.window);
+  if (comparable.window > 0) {
+    compare("window.global_every", comparable.global_every, theirs.global_every);
+    compare("window.rope_theta", comparable.window_rope_theta, theirs.window_rope_theta);
+  }
   compare("tie_embeddings", comparable.tie_embeddings, theirs.tie_embeddings);
   if (const auto& window = folder.shape().window; window && model.context > *window)
     differences += fmt::format(
@@ -110,9 +125,10 @@ void check_initial_weights(const Config& config, const ModelSpec& model) {
   } catch (const FileAccessError& refused) {
     throw FileAccessError(fmt::format("model.init.from: {}; have the system let this user read it", refused.what()));
   } catch (const InputError& error) {
-    throw InputError(fmt::format(
-        "model.init.from: {}; a Hugging Face folder of a GPT-2, Llama, Mistral, Qwen2 or Qwen3 model is expected",
-        error.what()));
+    throw InputError(
+        fmt::format("model.init.from: {}; a Hugging Face folder of a GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma, "
+                    "Gemma 2 or Gemma 3 text model is expected",
+                    error.what()));
   }
 }
 

@@ -42,6 +42,17 @@ inline void make_llama(ModelConfig& model) {
   model.bias = false;
 }
 
+// In those of Gemma: Gemma 3's norms, window and rotations, with Gemma 2's caps.
+inline void make_gemma(ModelConfig& model) {
+  make_llama(model);
+  model.activation = ActivationKind::geglu;
+  model.qk_norm = model.post_norm = model.norm_zero_centered = model.scale_embeddings = true;
+  model.query_pre_attn_scalar = 3.0;
+  model.attention_softcap = 1.5;
+  model.logit_softcap = 3.0;
+  model.window = {.tokens = 3, .global_every = 2, .rope_theta = 500.0};
+}
+
 // A run of it: batches of 12 samples, one sample a micro-batch.
 inline Config tiny_config(const TinySizes& sizes = {}) {
   Config config;

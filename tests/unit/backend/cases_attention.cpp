@@ -86,6 +86,8 @@ struct AttentionRow {
   Documents documents;
   Layout layout;
   double factor_of_scale = 1.0;
+  std::int64_t window = 0;
+  double softcap = 0.0;
 };
 
 std::vector<AttentionRow> attention_rows() {
@@ -95,31 +97,85 @@ std::vector<AttentionRow> attention_rows() {
   constexpr auto apart = Layout::apart;
   constexpr auto strided = Layout::strided;
   constexpr auto fused = Layout::fused;
-  return {{1, 1, 1, 1, 1, 1, 0, 0, none, apart},          {1, 2, 2, 1, 1, 2, 0, 0, none, fused},
-          {2, 3, 3, 1, 1, 3, 0, 0, none, strided},        {1, 5, 5, 2, 1, 7, 0, 0, docs, fused},
-          {1, 7, 7, 7, 1, 5, 0, 0, none, fused},          {2, 13, 13, 6, 3, 4, 0, 0, docs, apart},
-          {1, 15, 15, 2, 2, 8, 0, 0, none, fused},        {1, 16, 16, 2, 2, 16, 0, 0, docs, fused},
-          {1, 17, 17, 3, 3, 16, 0, 0, docs, strided},     {3, 31, 31, 2, 1, 8, 0, 0, none, apart},
-          {1, 32, 32, 4, 2, 32, 0, 0, none, fused},       {1, 33, 33, 4, 4, 12, 0, 0, docs, fused},
-          {1, 63, 63, 1, 1, 64, 0, 0, none, apart},       {1, 64, 64, 2, 1, 64, 0, 0, docs, fused},
-          {1, 65, 65, 2, 2, 63, 0, 0, none, strided},     {1, 127, 127, 1, 1, 20, 0, 0, docs, fused},
-          {1, 128, 128, 2, 1, 16, 0, 0, none, fused},     {1, 129, 129, 1, 1, 17, 0, 0, docs, apart},
-          {1, 257, 257, 1, 1, 8, 0, 0, none, fused},      {1, 1, 9, 2, 1, 8, 8, 0, none, apart},
-          {2, 1, 33, 4, 2, 16, 32, 0, docs, strided},     {1, 4, 20, 2, 2, 6, 16, 0, none, strided},
-          {1, 4, 20, 2, 2, 6, 10, 0, none, apart},        {1, 8, 8, 2, 1, 10, 24, 16, none, fused},
-          {1, 8, 16, 2, 1, 10, 24, 16, docs, strided},    {1, 8, 5, 3, 1, 9, 100, 50, none, apart},
-          {2, 16, 64, 2, 1, 24, 48, 0, docs, strided},    {1, 6, 6, 12, 4, 33, 0, 0, none, fused},
-          {2, 11, 11, 8, 8, 1, 0, 0, docs, fused},        {1, 37, 37, 2, 1, 128, 0, 0, none, fused},
-          {1, 9, 9, 1, 1, 129, 0, 0, none, apart},        {1, 20, 20, 2, 2, 256, 0, 0, docs, strided},
-          {5, 10, 10, 4, 1, 16, 0, 0, docs, fused},       {1, 100, 100, 3, 1, 31, 0, 0, none, strided},
-          {1, 70, 70, 2, 1, 16, 1000, 1000, docs, fused}, {2, 0, 0, 2, 1, 8, 0, 0, none, apart},
-          {1, 300, 300, 3, 3, 20, 0, 0, docs, fused},     {1, 400, 400, 3, 3, 7, 0, 0, none, strided},
-          {1, 170, 170, 3, 3, 330, 0, 0, none, fused},    {1, 40, 40, 1, 1, 1023, 0, 0, docs, apart},
-          {1, 100, 150, 3, 3, 16, 51, 0, docs, strided},  {1, 400, 400, 2, 1, 64, 0, 0, rare, fused},
-          {1, 330, 330, 1, 1, 128, 0, 0, rare, apart},    {1, 260, 260, 1, 1, 64, 0, 0, none, apart, -1.0},
-          {1, 70, 70, 2, 1, 32, 0, 0, docs, fused, 0.0},  {2, 128, 128, 2, 1, 64, 0, 0, none, fused},
-          {3, 128, 128, 2, 2, 64, 0, 0, none, fused},     {1, 128, 128, 6, 3, 64, 0, 0, none, apart},
-          {1, 129, 129, 2, 2, 128, 0, 0, none, apart},    {1, 131, 131, 2, 1, 72, 5, 5, none, fused}};
+  return {
+      {1, 1, 1, 1, 1, 1, 0, 0, none, apart},
+      {1, 2, 2, 1, 1, 2, 0, 0, none, fused},
+      {2, 3, 3, 1, 1, 3, 0, 0, none, strided},
+      {1, 5, 5, 2, 1, 7, 0, 0, docs, fused},
+      {1, 7, 7, 7, 1, 5, 0, 0, none, fused},
+      {2, 13, 13, 6, 3, 4, 0, 0, docs, apart},
+      {1, 15, 15, 2, 2, 8, 0, 0, none, fused},
+      {1, 16, 16, 2, 2, 16, 0, 0, docs, fused},
+      {1, 17, 17, 3, 3, 16, 0, 0, docs, strided},
+      {3, 31, 31, 2, 1, 8, 0, 0, none, apart},
+      {1, 32, 32, 4, 2, 32, 0, 0, none, fused},
+      {1, 33, 33, 4, 4, 12, 0, 0, docs, fused},
+      {1, 63, 63, 1, 1, 64, 0, 0, none, apart},
+      {1, 64, 64, 2, 1, 64, 0, 0, docs, fused},
+      {1, 65, 65, 2, 2, 63, 0, 0, none, strided},
+      {1, 127, 127, 1, 1, 20, 0, 0, docs, fused},
+      {1, 128, 128, 2, 1, 16, 0, 0, none, fused},
+      {1, 129, 129, 1, 1, 17, 0, 0, docs, apart},
+      {1, 257, 257, 1, 1, 8, 0, 0, none, fused},
+      {1, 1, 9, 2, 1, 8, 8, 0, none, apart},
+      {2, 1, 33, 4, 2, 16, 32, 0, docs, strided},
+      {1, 4, 20, 2, 2, 6, 16, 0, none, strided},
+      {1, 4, 20, 2, 2, 6, 10, 0, none, apart},
+      {1, 8, 8, 2, 1, 10, 24, 16, none, fused},
+      {1, 8, 16, 2, 1, 10, 24, 16, docs, strided},
+      {1, 8, 5, 3, 1, 9, 100, 50, none, apart},
+      {2, 16, 64, 2, 1, 24, 48, 0, docs, strided},
+      {1, 6, 6, 12, 4, 33, 0, 0, none, fused},
+      {2, 11, 11, 8, 8, 1, 0, 0, docs, fused},
+      {1, 37, 37, 2, 1, 128, 0, 0, none, fused},
+      {1, 9, 9, 1, 1, 129, 0, 0, none, apart},
+      {1, 20, 20, 2, 2, 256, 0, 0, docs, strided},
+      {5, 10, 10, 4, 1, 16, 0, 0, docs, fused},
+      {1, 100, 100, 3, 1, 31, 0, 0, none, strided},
+      {1, 70, 70, 2, 1, 16, 1000, 1000, docs, fused},
+      {2, 0, 0, 2, 1, 8, 0, 0, none, apart},
+      {1, 300, 300, 3, 3, 20, 0, 0, docs, fused},
+      {1, 400, 400, 3, 3, 7, 0, 0, none, strided},
+      {1, 170, 170, 3, 3, 330, 0, 0, none, fused},
+      {1, 40, 40, 1, 1, 1023, 0, 0, docs, apart},
+      {1, 100, 150, 3, 3, 16, 51, 0, docs, strided},
+      {1, 400, 400, 2, 1, 64, 0, 0, rare, fused},
+      {1, 330, 330, 1, 1, 128, 0, 0, rare, apart},
+      {1, 260, 260, 1, 1, 64, 0, 0, none, apart, -1.0},
+      {1, 70, 70, 2, 1, 32, 0, 0, docs, fused, 0.0},
+      // Windows: of one token, shorter and longer than tiles and blocks, as long as the keys, beside documents, of
+      // generation; caps of scores, that bend most of them or none; of shapes that a library would take without them.
+      {1, 9, 9, 2, 1, 8, 0, 0, none, apart, 1.0, 1},
+      {1, 40, 40, 2, 1, 16, 0, 0, none, fused, 1.0, 7},
+      {1, 129, 129, 2, 2, 64, 0, 0, none, fused, 1.0, 32},
+      {1, 400, 400, 2, 1, 64, 0, 0, none, strided, 1.0, 100},
+      {2, 300, 300, 2, 1, 32, 0, 0, docs, fused, 1.0, 33},
+      {1, 330, 330, 1, 1, 128, 0, 0, rare, apart, 1.0, 65},
+      {1, 64, 64, 2, 1, 24, 0, 0, none, apart, 1.0, 64},
+      {1, 1, 33, 4, 2, 16, 32, 0, none, strided, 1.0, 5},
+      {1, 4, 20, 2, 2, 6, 16, 0, none, strided, 1.0, 3},
+      {1, 8, 16, 2, 1, 10, 24, 16, docs, strided, 1.0, 6},
+      {1, 8, 5, 3, 1, 9, 100, 97, none, apart, 1.0, 12},
+      {1, 70, 70, 2, 1, 16, 1000, 1000, none, fused, 1.0, 20},
+      {1, 260, 260, 1, 1, 64, 0, 0, none, apart, -1.0, 50},
+      {1, 33, 33, 2, 1, 16, 0, 0, none, fused, 1.0, 0, 0.5},
+      {2, 129, 129, 2, 1, 64, 0, 0, docs, fused, 1.0, 0, 2.0},
+      {1, 200, 200, 2, 2, 128, 0, 0, none, apart, 1.0, 0, 50.0},
+      {1, 300, 300, 2, 1, 64, 0, 0, none, strided, 1.0, 70, 1.0},
+      {1, 1, 40, 2, 1, 32, 39, 0, none, apart, 1.0, 9, 1.5},
+      {1, 40, 40, 1, 1, 300, 0, 0, none, apart, 1.0, 11, 1.0},
+      {1, 100, 100, 2, 1, 32, 0, 0, docs, fused, -1.0, 40, 1.0},
+      {1, 128, 128, 2, 1, 64, 0, 0, none, fused, 1.0, 50},
+      {1, 128, 128, 2, 1, 64, 0, 0, none, fused, 1.0, 0, 2.0},
+      {2, 65, 65, 4, 2, 40, 0, 0, none, strided, 1.0, 16, 3.0},
+      {1, 257, 257, 1, 1, 8, 0, 0, none, fused, 1.0, 256},
+      {1, 131, 131, 2, 1, 72, 5, 5, none, fused, 1.0, 40, 4.0},
+      // The library's, but the last.
+      {2, 128, 128, 2, 1, 64, 0, 0, none, fused},
+      {3, 128, 128, 2, 2, 64, 0, 0, none, fused},
+      {1, 128, 128, 6, 3, 64, 0, 0, none, apart},
+      {1, 129, 129, 2, 2, 128, 0, 0, none, apart},
+      {1, 131, 131, 2, 1, 72, 5, 5, none, fused}};
 }
 
 struct AttentionData {
@@ -154,7 +210,8 @@ std::vector<std::shared_ptr<const AttentionData>> attention_data() {
     AttentionProblem& problem = data->problem;
     problem.shape = {row.batch,       row.queries,   row.keys,
                      row.heads,       row.kv_heads,  row.size,
-                     row.first_query, row.first_key, row.factor_of_scale / std::sqrt(static_cast<double>(row.size))};
+                     row.first_query, row.first_key, row.factor_of_scale / std::sqrt(static_cast<double>(row.size)),
+                     row.window,      row.softcap};
     const std::int64_t query_elements = row.batch * row.queries * row.heads * row.size;
     const std::int64_t key_elements = row.batch * row.keys * row.kv_heads * row.size;
     problem.query = normal(key + "query", query_elements);
@@ -178,6 +235,8 @@ Case attention_case(const AttentionRow& row) {
            " H" + std::to_string(row.heads) + " G" + std::to_string(row.kv_heads) + " D" + std::to_string(row.size) +
            " query from " + std::to_string(row.first_query) + " key from " + std::to_string(row.first_key) +
            documents[static_cast<int>(row.documents)] + layouts[static_cast<int>(row.layout)] +
+           (row.window == 0 ? "" : " window " + std::to_string(row.window)) +
+           (row.softcap == 0.0 ? "" : " capped at " + std::to_string(row.softcap)) +
            (row.factor_of_scale == 1.0 ? "" : " scaled by " + std::to_string(row.factor_of_scale));
   c.rounded_factors = 1;  // probabilities, and the gradients of scores
   c.reduction_length = static_cast<double>(std::max({row.keys, row.size, row.queries * row.heads / row.kv_heads}));

@@ -138,6 +138,91 @@ std::vector<Case> scale_columns_cases() {
   return cases;
 }
 
+std::vector<Case> scale_cases() {
+  std::vector<Case> cases;
+  for (const std::int64_t length : lengths()) {
+    const Values input = normal("scale" + std::to_string(cases.size()), length);
+    const double factor = cases.size() % 3 == 0 ? 6.0 : -0.375;
+    const bool in_place = cases.size() % 2 == 1;
+    Case c;
+    c.name = std::to_string(length) + (in_place ? " in place" : "");
+    c.run = [=](Device& device) {
+      const View from = device.put(input, {length});
+      const View to = in_place ? from : device.put(Values(input.size(), 7.0), {length});
+      device.run(Scale{.input = from, .output = to, .factor = factor});
+      return std::vector<Output>{{"output", Device::get(to)}};
+    };
+    Values scale;
+    for (const double value : input) scale.push_back(std::fabs(factor * value));
+    c.scales = {scale};
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+namespace {
+
+// Far below the cap, where it bends, and far above it.
+Values inputs_of_cap(const std::string& key, std::int64_t length, double cap) {
+  Values input = normal(key, length, 0.0, cap);
+  const double special[] = {0.0, 1e-3 * cap, -0.29 * cap, 0.31 * cap, 5.0 * cap, -60.0 * cap, 1e-20, -1e-6 * cap};
+  if (length > 200) std::copy(std::begin(special), std::end(special), input.begin());
+  return rounded_to_float(input);
+}
+double cap_of_case(std::size_t index) {
+  constexpr double caps[] = {30.0, 1.0, 50.0};
+  return caps[index % 3];
+}
+
+}  // namespace
+
+std::vector<Case> soft_cap_cases() {
+  std::vector<Case> cases;
+  for (const std::int64_t length : lengths()) {
+    const double cap = cap_of_case(cases.size());
+    const Values input = inputs_of_cap("soft_cap" + std::to_string(cases.size()), length, cap);
+    const bool in_place = cases.size() % 2 == 1;
+    Case c;
+    c.name = std::to_string(length) + (in_place ? " in place" : "");
+    c.run = [=](Device& device) {
+      const View from = device.put(input, {length});
+      const View to = in_place ? from : device.put(Values(input.size(), 7.0), {length});
+      device.run(SoftCap{.input = from, .output = to, .cap = cap});
+      return std::vector<Output>{{"output", Device::get(to)}};
+    };
+    Values scale;
+    for (const double value : input) scale.push_back(std::min(std::fabs(value), cap));
+    c.scales = {scale};
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+std::vector<Case> soft_cap_backward_cases() {
+  std::vector<Case> cases;
+  for (const std::int64_t length : lengths()) {
+    const std::string key = "soft_cap_backward" + std::to_string(cases.size());
+    const double cap = cap_of_case(cases.size());
+    const Values input = inputs_of_cap(key, length, cap);
+    const Values d_output = normal(key + "d_output", length);
+    const std::size_t place = cases.size() % 3;  // of d_input: apart, the input's, d_output's
+    Case c;
+    c.name = std::to_string(length) + (place == 0 ? "" : place == 1 ? " in the input" : " in d_output");
+    c.run = [=](Device& device) {
+      const View from = device.put(input, {length});
+      const View d_to = device.put(d_output, {length});
+      const View d_from = place == 0 ? device.put(Values(input.size(), 7.0), {length}) : place == 1 ? from : d_to;
+      device.run(SoftCapBackward{.input = from, .d_output = d_to, .d_input = d_from, .cap = cap});
+      return std::vector<Output>{{"d_input", Device::get(d_from)}};
+    };
+    Values scale;
+    for (const double value : d_output) scale.push_back(std::fabs(value));
+    c.scales = {scale};
+    cases.push_back(c);
+  }
+  return cases;
+}
+
 std::vector<Case> copy_cases() {
   std::vector<Case> cases;
   const DType types[] = {DType::f32, DType::bf16, DType::f16, DType::f64};

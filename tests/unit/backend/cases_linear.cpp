@@ -126,15 +126,15 @@ LinearOperands linear_operands(std::size_t index, const LinearExtent& e, const s
   return o;
 }
 
-// swiglu where the outputs are pairs.
+// One with a gate where the outputs are pairs.
 ActivationType activation_of(std::size_t index, const LinearExtent& e) {
-  if (e.outputs % 2 == 0) return ActivationType::swiglu;
+  if (e.outputs % 2 == 0) return index / 2 % 2 == 0 ? ActivationType::swiglu : ActivationType::geglu;
   return index / 2 % 2 == 0 ? ActivationType::gelu : ActivationType::gelu_tanh;
 }
 
 View put_activated(Device& device, const LinearOperands& o) {
   const LinearExtent& x = o.extent;
-  const std::int64_t features = o.activation == ActivationType::swiglu ? x.outputs / 2 : x.outputs;
+  const std::int64_t features = is_gated(*o.activation) ? x.outputs / 2 : x.outputs;
   return device.put(Values(static_cast<std::size_t>(x.rows * features), 7.0), {x.rows, features});
 }
 

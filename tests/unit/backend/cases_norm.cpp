@@ -60,6 +60,7 @@ struct NormOperands {
   std::int64_t rows = 0, columns = 0;
   std::int64_t heads = 0;
   double epsilon = 1e-5;
+  double weight_offset = 0.0;
   bool with_bias = false;
   int aliasing = 0;  // of d_input: 0 no addend, 1 addend apart, 2 it is the addend, 3 it is d_output
   Values input, weight, bias, d_output, addend, mean, rstd;
@@ -117,7 +118,9 @@ NormOperands norm_operands(std::size_t index, const NormExtent& e) {
   o.aliasing = static_cast<int>(index / 2 % 4);
   if (e.heads > 0) o.aliasing = o.aliasing < 2 ? 0 : 3;  // there is no addend
   o.input = normal(key + "input", e.rows * e.columns, index % 5 == 0 ? 3.0 : 0.25, 1.0);
-  o.weight = normal(key + "weight", e.columns, 1.0, 0.3);
+  // Every other pair of cases keeps weights as their distance from one.
+  o.weight_offset = index / 2 % 2 == 0 ? 0.0 : 1.0;
+  o.weight = normal(key + "weight", e.columns, 1.0 - o.weight_offset, 0.3);
   o.bias = normal(key + "bias", e.columns);
   o.d_output = normal(key + "d_output", e.rows * e.columns, 0.1, 1.0);
   o.addend = normal(key + "addend", e.rows * e.columns);
@@ -139,7 +142,8 @@ NormOperands norm_operands(std::size_t index, const NormExtent& e) {
 std::string name_of(const NormOperands& o) {
   return std::string(o.type == NormType::layernorm ? "layernorm " : "rmsnorm ") + std::to_string(o.rows) + "x" +
          std::to_string(o.columns) + (o.heads > 0 ? " of " + std::to_string(o.heads) + " heads" : "") +
-         (o.with_bias ? " bias" : "") + " aliasing " + std::to_string(o.aliasing);
+         (o.weight_offset != 0.0 ? " weights around zero" : "") + (o.with_bias ? " bias" : "") + " aliasing " +
+         std::to_string(o.aliasing);
 }
 
 Case norm_case(const std::shared_ptr<const NormOperands>& o, std::int64_t reduction_length) {
@@ -179,7 +183,8 @@ std::vector<Case> norm_forward_cases() {
                              .mean = mean,
                              .rstd = rstd,
                              .input_rows = input.layout,
-                             .output_rows = output.layout});
+                             .output_rows = output.layout,
+                             .weight_offset = o->weight_offset});
       std::vector<Output> outputs = output.outputs("output");
       const auto behind = outputs.begin() + 1;
       const auto at = outputs.insert(behind, {"rstd", Device::get(rstd), Kind::master});
@@ -194,7 +199,8 @@ std::vector<Case> norm_forward_cases() {
       mean_scale.push_back(lost / o->rstd[static_cast<std::size_t>(n)]);
       rstd_scale.push_back(lost * o->rstd[static_cast<std::size_t>(n)]);
       for (std::size_t column = 0; column < o->weight.size(); ++column)
-        output_scale.push_back(lost * std::fabs(o->weight[column]) + (o->with_bias ? std::fabs(o->bias[column]) : 0.0));
+        output_scale.push_back(lost * std::fabs(o->weight[column] + o->weight_offset) +
+                               (o->with_bias ? std::fabs(o->bias[column]) : 0.0));
     }
     c.scales = {output_scale};
     if (o->type == NormType::layernorm) c.scales.push_back(mean_scale);
@@ -228,14 +234,15 @@ std::vector<Case> norm_backward_input_cases() {
                             .d_input = d_input.view,
                             .d_output_rows = d_output.layout,
                             .input_rows = input.layout,
-                            .d_input_rows = d_input.layout});
+                            .d_input_rows = d_input.layout,
+                            .weight_offset = o->weight_offset});
       return d_input.outputs("d_input");
     };
     Values scale;
     for (std::int64_t n = 0; n < e.rows; ++n) {
       const auto g = [&](std::int64_t column) {
         return o->d_output[static_cast<std::size_t>(n * e.columns + column)] *
-               o->weight[static_cast<std::size_t>(column)];
+               (o->weight[static_cast<std::size_t>(column)] + o->weight_offset);
       };
       double squares = 0;
       double normalised_squares = 0;
@@ -310,16 +317,15 @@ struct ActivationOperands {
   Extent extent;
   Values input, d_output;
 
-  Shape input_shape() const {
-    return {extent.rows, type == ActivationType::swiglu ? 2 * extent.columns : extent.columns};
-  }
+  Shape input_shape() const { return {extent.rows, is_gated(type) ? 2 * extent.columns : extent.columns}; }
   Shape shape() const { return {extent.rows, extent.columns}; }
 };
 
-// Every extent with each of the three functions. Inputs reach into the saturated ranges, where exp overflows in f32.
+// Every extent with each of the functions. Inputs reach into the saturated ranges, where exp overflows in f32.
 std::vector<std::shared_ptr<const ActivationOperands>> activation_operands() {
   std::vector<std::shared_ptr<const ActivationOperands>> all;
-  for (const ActivationType type : {ActivationType::gelu, ActivationType::gelu_tanh, ActivationType::swiglu})
+  for (const ActivationType type :
+       {ActivationType::gelu, ActivationType::gelu_tanh, ActivationType::swiglu, ActivationType::geglu})
     for (const Extent& e : row_extents()) {
       ActivationOperands o;
       o.type = type;
@@ -336,7 +342,7 @@ std::vector<std::shared_ptr<const ActivationOperands>> activation_operands() {
 }
 
 Case activation_case(const ActivationOperands& o) {
-  const char* names[] = {"gelu ", "gelu_tanh ", "swiglu "};
+  const char* names[] = {"gelu ", "gelu_tanh ", "swiglu ", "geglu "};
   Case c;
   c.name = names[static_cast<int>(o.type)] + extent_text(o.extent);
   return c;
@@ -355,7 +361,7 @@ std::vector<Case> activation_forward_cases() {
     };
     Values scale;
     for (std::size_t e = 0; e < o->d_output.size(); ++e) {
-      if (o->type != ActivationType::swiglu) {
+      if (!is_gated(o->type)) {
         scale.push_back(std::fabs(o->input[e]));
         continue;
       }
@@ -383,7 +389,7 @@ std::vector<Case> activation_backward_cases() {
     };
     Values scale(o->input.size());
     for (std::size_t e = 0; e < o->d_output.size(); ++e) {
-      if (o->type != ActivationType::swiglu) {
+      if (!is_gated(o->type)) {
         scale[e] = std::fabs(o->d_output[e]) * std::max(1.0, std::min(6.0, std::fabs(o->input[e])));
         continue;
       }

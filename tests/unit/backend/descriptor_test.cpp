@@ -158,6 +158,16 @@ TEST_CASE("activation_and_embedding_descriptors_are_checked") {
   backward.d_input = make.floats({3, 8});
   make.refuses(backward, "input", [](auto& op) { op.type = ActivationType::gelu; });
   make.refuses(backward, "d_input", [&](auto& op) { op.d_input = make.floats({3, 4}); });
+  Scale scale{.input = make.floats({5}), .output = make.floats({5}), .factor = 2.0};
+  make.refuses(scale, "factor", [](auto& op) { op.factor = HUGE_VAL; });
+  make.refuses(scale, "output", [&](auto& op) { op.output = make.floats({4}); });
+  SoftCap cap{.input = make.floats({5}), .output = make.floats({5}), .cap = 2.0};
+  make.refuses(cap, "cap", [](auto& op) { op.cap = 0.0; });
+  make.refuses(cap, "input", [&](auto& op) { op.input = make.ids({5}); });
+  SoftCapBackward uncap{
+      .input = make.floats({5}), .d_output = make.floats({5}), .d_input = make.floats({5}), .cap = 2.0};
+  make.refuses(uncap, "cap", [](auto& op) { op.cap = -1.0; });
+  make.refuses(uncap, "d_output", [&](auto& op) { op.d_output = make.floats({4}); });
   EmbeddingForward lookup;
   lookup.table = make.floats({5, 2});
   lookup.ids = make.ids({3});
@@ -206,6 +216,8 @@ TEST_CASE("rope_and_attention_descriptors_are_checked") {
   make.refuses(forward, "shape.kv_heads", [](auto& op) { op.shape.kv_heads = 0; });
   make.refuses(forward, "shape.first_query", [](auto& op) { op.shape.first_key = 1; });
   make.refuses(forward, "shape.num_keys", [](auto& op) { op.shape.num_keys = 0; });
+  make.refuses(forward, "shape.window", [](auto& op) { op.shape.window = -1; });
+  make.refuses(forward, "shape.softcap", [](auto& op) { op.shape.softcap = -1.0; });
   make.refuses(forward, "query", [](auto& op) { op.query.row_stride = 7; });
   make.refuses(forward, "key", [](auto& op) { op.shape.num_keys = 4; });
   make.refuses(forward, "value", [](auto& op) { op.value = {}; });

@@ -123,6 +123,9 @@ class PlantedError final : public Backend {
     const std::int64_t place = (shape[0] - 1) * op.output_stride + shape[1] - 1;
     run_and_spoil(s, op, {shape.num_elements() == 0 ? Element() : at(op.output, place)});
   }
+  void spoiled(Stream& s, const Scale& op) { run_and_spoil(s, op, {last(op.output)}); }
+  void spoiled(Stream& s, const SoftCap& op) { run_and_spoil(s, op, {last(op.output)}); }
+  void spoiled(Stream& s, const SoftCapBackward& op) { run_and_spoil(s, op, {last(op.d_input)}); }
   void spoiled(Stream& s, const Copy& op) { run_and_spoil(s, op, {last(op.output)}); }
   void spoiled(Stream& s, const Fill& op) { run_and_spoil(s, op, {last(op.output)}); }
   void spoiled(Stream& s, const SumsOfSquares& op) { run_and_spoil(s, op, {last(op.results)}); }

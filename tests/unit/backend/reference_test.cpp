@@ -233,12 +233,16 @@ TEST_CASE("activations_have_known_values") {
   device.run(
       ActivationForward{.type = ActivationType::swiglu, .input = device.put({0, 1, 5, 3}, {1, 4}), .output = gated});
   check_close(Device::get(gated), {0, 3 / (1 + std::exp(-1.0))});
+  device.run(
+      ActivationForward{.type = ActivationType::geglu, .input = device.put({0, 2, 5, 3}, {1, 4}), .output = gated});
+  check_close(Device::get(gated), {0, 3 * tanh_form(2)});
 }
 
 TEST_CASE("activation_gradients_match_finite_differences") {
-  for (const ActivationType type : {ActivationType::gelu, ActivationType::gelu_tanh, ActivationType::swiglu}) {
+  for (const ActivationType type :
+       {ActivationType::gelu, ActivationType::gelu_tanh, ActivationType::swiglu, ActivationType::geglu}) {
     CAPTURE(static_cast<int>(type));
-    const std::int64_t columns = type == ActivationType::swiglu ? 10 : 5;
+    const std::int64_t columns = is_gated(type) ? 10 : 5;
     const Values input = normal("activation input", 3 * columns, 0.0, 2.0);
     const Values r = normal("activation r", 15);
     const auto loss = [&](const Values& x) {
@@ -414,6 +418,38 @@ TEST_CASE("attention_agrees_with_the_textbook") {
     check_close(found.d_key, expected.d_key);
     check_close(found.d_value, expected.d_value);
   }
+}
+
+TEST_CASE("attention_with_a_window_and_capped_scores_agrees_with_the_textbook") {
+  AttentionProblem problem = attention_problem();
+  for (const auto& [window, softcap] : {std::pair<std::int64_t, double>{1, 0.0}, {3, 0.0}, {0, 0.5}, {2, 1.5}}) {
+    CAPTURE(window);
+    CAPTURE(softcap);
+    problem.shape.window = window;
+    problem.shape.softcap = softcap;
+    const AttentionResult expected = softmax_attention(problem);
+    const AttentionResult found = reference_attention(problem);
+    check_close(found.output, expected.output);
+    check_close(found.log_sum_exp, expected.log_sum_exp);
+    check_close(found.d_query, expected.d_query);
+    check_close(found.d_key, expected.d_key);
+    check_close(found.d_value, expected.d_value);
+  }
+}
+
+TEST_CASE("caps_and_factors_are_what_they_say") {
+  Oracle oracle;
+  Device& device = oracle.device;
+  const View input = device.put({0, 1, -30, 1000}, {4});
+  const View output = device.put(zeros(4), {4});
+  device.run(Scale{.input = input, .output = output, .factor = -0.5});
+  check_close(Device::get(output), {0, -0.5, 15, -500});
+  device.run(SoftCap{.input = input, .output = output, .cap = 30.0});
+  check_close(Device::get(output), {0, 30 * std::tanh(1 / 30.0), -30 * std::tanh(1.0), 30});
+  device.run(
+      SoftCapBackward{.input = input, .d_output = device.put({2, 2, 2, 2}, {4}), .d_input = output, .cap = 30.0});
+  const auto slope = [](double x) { return 1 / (std::cosh(x / 30.0) * std::cosh(x / 30.0)); };
+  check_close(Device::get(output), {2, 2 * slope(1), 2 * slope(30), 0});
 }
 
 TEST_CASE("attention_gradients_match_finite_differences") {

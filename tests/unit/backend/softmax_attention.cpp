@@ -6,9 +6,9 @@ namespace scaletrain::parity {
 
 namespace {
 
-// One query row of one head: p over all keys (0 where masked), and the gradient of the scaled scores.
+// One query row of one head: p over all keys (0 where masked), and the gradient of the scaled scores, before the cap.
 struct Row {
-  Values probability, d_score, d_score_scale;
+  Values probability, slope, d_score, d_score_scale;
   double log_sum_exp = 0;
 };
 
@@ -44,13 +44,14 @@ class Attention {
   bool visible(std::int64_t b, std::int64_t t, std::int64_t s) const {
     const std::int64_t position = shape_.first_key + s;
     if (position > shape_.first_query + t) return false;
+    if (shape_.window > 0 && shape_.first_query + t - position >= shape_.window) return false;
     if (problem_.document_start.empty()) return true;
     return position >= problem_.document_start[static_cast<std::size_t>(b * shape_.num_queries + t)];
   }
 
   Row row_of(std::int64_t b, std::int64_t h, std::int64_t t) const {
     const auto keys = static_cast<std::size_t>(shape_.num_keys);
-    Row row{Values(keys), Values(keys), Values(keys), 0.0};
+    Row row{Values(keys), Values(keys, 1.0), Values(keys), Values(keys), 0.0};
     const std::size_t q = query_at(b, h, t);
     const auto size = static_cast<std::size_t>(shape_.head_size);
     double total = 0;
@@ -59,7 +60,12 @@ class Attention {
       const std::size_t k = key_at(b, h, static_cast<std::int64_t>(s));
       double score = 0;
       for (std::size_t d = 0; d < size; ++d) score += problem_.query[q + d] * problem_.key[k + d];
-      row.probability[s] = std::exp(shape_.scale * score);
+      score *= shape_.scale;
+      if (shape_.softcap > 0) {
+        row.slope[s] = 1.0 / square(std::cosh(score / shape_.softcap));
+        score = shape_.softcap * std::tanh(score / shape_.softcap);
+      }
+      row.probability[s] = std::exp(score);
       total += row.probability[s];
     }
     row.log_sum_exp = std::log(total);
@@ -79,7 +85,7 @@ class Attention {
       mean_squares += row.probability[s] * squares[s];
     }
     for (std::size_t s = 0; s < keys; ++s) {
-      row.d_score[s] = row.probability[s] * (d_probability[s] - mean);
+      row.d_score[s] = row.probability[s] * row.slope[s] * (d_probability[s] - mean);
       row.d_score_scale[s] = row.probability[s] * std::sqrt(squares[s] + mean_squares);
     }
     return row;

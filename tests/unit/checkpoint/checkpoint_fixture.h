@@ -71,6 +71,35 @@ inline ModelConfig tiny_mistral_config() {
   return model;
 }
 
+// The two that Hugging Face has beside the first: all of make_gemma() but what each lacks.
+inline ModelConfig tiny_gemma2_config() {
+  ModelConfig model = tiny_llama_config(true);
+  make_gemma(model);
+  model.layers = 3;
+  model.head_dim = 6;
+  model.qk_norm = false;
+  model.window.rope_theta.reset();
+  return model;
+}
+inline ModelConfig tiny_gemma3_config() {
+  ModelConfig model = tiny_llama_config(true);
+  make_gemma(model);
+  model.layers = 3;
+  model.head_dim = 6;
+  model.attention_softcap.reset();
+  model.rope_scaling = {.type = RopeScalingKind::linear, .factor = 8.0};
+  return model;
+}
+inline ModelConfig tiny_gemma_config() {
+  ModelConfig model = tiny_gemma2_config();
+  model.post_norm = false;
+  model.attention_softcap.reset();
+  model.logit_softcap.reset();
+  model.query_pre_attn_scalar.reset();
+  model.window = {};
+  return model;
+}
+
 // A store of a whole model.
 struct StoreFixture : ModelStore {
   explicit StoreFixture(ParamTable made_table, std::vector<std::string> states = {"exp_avg", "exp_avg_sq"},

@@ -72,8 +72,30 @@ TEST_CASE("hugging_face_config_values_that_are_not_supported_are_refused_by_memb
   CHECK(with(qwen2, "attention_bias", true));
   CHECK(with(qwen3, "attention_bias", true));
   CHECK(with(qwen3, "num_key_value_heads", 2));
-  for (const char* type : {"gemma", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen3_moe"})
+  for (const char* type : {"gemma3", "gemma3n_text", "phi3", "mixtral", "qwen3_moe"})
     CHECK(with(llama, "model_type", type));
+  const ModelConfig gemma2 = tiny_gemma2_config();
+  const ModelConfig gemma3 = tiny_gemma3_config();
+  for (const ModelConfig& gemma : {gemma2, gemma3}) {
+    CHECK(with(gemma, "hidden_activation", "gelu"));
+    CHECK(with(gemma, "attention_bias", true));
+    CHECK(with(gemma, "use_bidirectional_attention", true));
+    CHECK(with(gemma, "query_pre_attn_scalar", 0));
+    CHECK(with(gemma, "final_logit_softcapping", -1.0));
+    CHECK(with(gemma, "sliding_window", 0));
+    CHECK(with(gemma, "layer_types", {"sliding_attention", "full_attention"}));
+    CHECK(with(gemma, "layer_types", {"full_attention", "sliding_attention", "full_attention"}));
+    CHECK(with(gemma, "layer_types", {"sliding_attention", "full_attention", "full_attention"}));
+    CHECK(with(gemma, "layer_types", {"sliding_attention", "chunked_attention", "sliding_attention"}));
+    CHECK(with(gemma, "layer_types", "full_attention"));
+  }
+  CHECK(with(gemma3, "attn_logit_softcapping", 50.0));  // which the library does not compute
+  CHECK(with(gemma3, "rope_local_base_freq", 0));
+  CHECK(with(gemma3, "rope_scaling", {{"type", "dynamic"}, {"factor", 2.0}}));
+  HuggingFaceFolder two_ropes(gemma3);
+  two_ropes.config["rope_scaling"] = nullptr;
+  two_ropes.config["rope_parameters"] = {{"sliding_attention", {{"rope_type", "linear"}, {"factor", 2.0}}}};
+  CHECK(contains(two_ropes.refusal(), "\"sliding_attention\" is scaled, which is not supported"));
   HuggingFaceFolder missing(llama);
   missing.config.erase("intermediate_size");
   CHECK(contains(missing.refusal(), "\"intermediate_size\" is missing"));

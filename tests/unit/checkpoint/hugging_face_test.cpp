@@ -1,6 +1,7 @@
 #include "checkpoint/hugging_face/hugging_face.h"
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -128,7 +129,8 @@ TEST_CASE("hugging_face_config_says_the_same_both_ways") {
   exact_gelu.tie_embeddings = false;
   for (const ModelConfig& model :
        {tiny_gpt2_config(), exact_gelu, tiny_llama_config(true), tiny_llama_config(false), with_bias,
-        tiny_llama3_config(), tiny_qwen2_config(), tiny_qwen3_config(), tiny_mistral_config()}) {
+        tiny_llama3_config(), tiny_qwen2_config(), tiny_qwen3_config(), tiny_mistral_config(), tiny_gemma_config(),
+        tiny_gemma2_config(), tiny_gemma3_config()}) {
     const TempFolder folder;
     StoreFixture saved(make_param_table(make_model_spec(model, 11), InitConfig{}), {});
     export_store(saved, {.folder = folder / "out",
@@ -163,6 +165,14 @@ TEST_CASE("hugging_face_export_is_of_the_family_that_has_all_of_the_model_or_ref
   CHECK(written(tiny_mistral_config())["sliding_window"] == nullptr);
   CHECK(family(tiny_qwen2_config()) == "qwen2");
   CHECK(family(tiny_qwen3_config()) == "qwen3");
+  CHECK(family(tiny_gemma_config()) == "gemma");
+  CHECK(family(tiny_gemma2_config()) == "gemma2");
+  CHECK(family(tiny_gemma3_config()) == "gemma3_text");
+  CHECK(written(tiny_gemma3_config())["architectures"] == nlohmann::json{"Gemma3ForCausalLM"});
+  ModelConfig windowed = tiny_llama_config(true);
+  windowed.window.tokens = 7;
+  CHECK(family(windowed) == "mistral");
+  CHECK(written(windowed)["sliding_window"] == 7);
   CHECK(written(tiny_qwen3_config())["architectures"] == nlohmann::json{"Qwen3ForCausalLM"});
   CHECK(written(tiny_qwen2_config())["rope_scaling"] == nlohmann::json{{"rope_type", "linear"}, {"factor", 2.5}});
   CHECK(written(tiny_llama3_config())["rope_scaling"] == nlohmann::json{{"rope_type", "llama3"},
@@ -174,6 +184,19 @@ TEST_CASE("hugging_face_export_is_of_the_family_that_has_all_of_the_model_or_ref
   ModelConfig normed_with_biases = tiny_qwen3_config();
   normed_with_biases.qkv_bias = true;
   CHECK(contains(refused(normed_with_biases), "qk_norm true"));
+  ModelConfig in_some = windowed;
+  in_some.window.global_every = 2;
+  CHECK(contains(refused(in_some), "windows in all layers of Mistral"));
+  for (const auto& change :
+       std::vector<std::function<void(ModelConfig&)>>{[](ModelConfig& model) { model.attention_softcap = 2.0; },
+                                                      [](ModelConfig& model) { model.scale_embeddings = false; },
+                                                      [](ModelConfig& model) { model.query_pre_attn_scalar = 2.5; },
+                                                      [](ModelConfig& model) { model.window.rope_theta.reset(); },
+                                                      [](ModelConfig& model) { model.qk_norm = false; }}) {
+    ModelConfig mixed = tiny_gemma3_config();
+    change(mixed);
+    CHECK(contains(refused(mixed), "Hugging Face has Gemma"));
+  }
   ModelConfig less_biases = tiny_llama_config(true);
   less_biases.bias = true;
   less_biases.qkv_bias = false;
@@ -212,12 +235,14 @@ TEST_CASE("hugging_face_windows_bound_the_context_where_they_are_narrower") {
   CHECK_FALSE(shape(mistral).window);
   CHECK(shape(mistral).model.context == 9000);
   mistral.config["sliding_window"] = 7;
-  CHECK(shape(mistral).window == 7);
-  CHECK(shape(mistral).model.context == 7);
-  mistral.config.erase("sliding_window");  // the library's own
-  CHECK(shape(mistral).model.context == 4096);
-  mistral.config["sliding_window"] = 10000;
+  // Which attention has, and the context is longer.
+  CHECK_FALSE(shape(mistral).window);
+  CHECK(shape(mistral).model.window == WindowConfig{.tokens = 7});
   CHECK(shape(mistral).model.context == 9000);
+  mistral.config.erase("sliding_window");  // the library's own
+  CHECK(shape(mistral).model.window.tokens == 4096);
+  mistral.config["sliding_window"] = nullptr;
+  CHECK_FALSE(shape(mistral).model.window.tokens);
 
   HuggingFaceFolder qwen(tiny_qwen2_config());
   qwen.config["max_position_embeddings"] = 9000;
@@ -235,6 +260,53 @@ TEST_CASE("hugging_face_windows_bound_the_context_where_they_are_narrower") {
   CHECK(shape(qwen).window == 7);
   qwen.config["layer_types"] = {"full_attention", "chunked_attention"};
   CHECK(qwen.refusal().find("\"layer_types\" has \"chunked_attention\"") != std::string::npos);
+}
+
+TEST_CASE("hugging_face_gemmas_say_their_windows_caps_and_rotations_in_old_files_and_new") {
+  const auto model = [](HuggingFaceFolder& folder) {
+    REQUIRE(folder.refusal() == "");
+    return HuggingFaceModel(folder.path()).model_config();
+  };
+  HuggingFaceFolder gemma2(tiny_gemma2_config());
+  CHECK(gemma2.config["layer_types"] == nlohmann::json{"sliding_attention", "full_attention", "sliding_attention"});
+  CHECK(model(gemma2).window == WindowConfig{.tokens = 3, .global_every = 2});
+  // What a file leaves out is the library's own; null is none.
+  for (const char* key :
+       {"layer_types", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"})
+    gemma2.config.erase(key);
+  CHECK(model(gemma2).window == WindowConfig{.tokens = 4096, .global_every = 2});
+  CHECK((model(gemma2).attention_softcap == 50.0 && model(gemma2).logit_softcap == 30.0));
+  CHECK(model(gemma2).query_pre_attn_scalar == 256.0);
+  gemma2.config["attn_logit_softcapping"] = nullptr;
+  gemma2.config["final_logit_softcapping"] = nullptr;
+  gemma2.config["sliding_window"] = nullptr;
+  CHECK_FALSE((model(gemma2).attention_softcap || model(gemma2).logit_softcap || model(gemma2).window.tokens));
+  gemma2.config["sliding_window"] = 9;
+  gemma2.config["layer_types"] = {"full_attention", "full_attention", "full_attention"};
+  CHECK_FALSE(model(gemma2).window.tokens);
+  gemma2.config["layer_types"] = {"sliding_attention", "sliding_attention", "sliding_attention"};
+  CHECK(model(gemma2).window == WindowConfig{.tokens = 9});
+
+  HuggingFaceFolder gemma3(tiny_gemma3_config());
+  const ModelConfig written = model(gemma3);
+  CHECK(written.window == WindowConfig{.tokens = 3, .global_every = 2, .rope_theta = 500.0});
+  gemma3.config.erase("rope_theta");
+  gemma3.config.erase("rope_local_base_freq");
+  gemma3.config.erase("rope_scaling");
+  CHECK((model(gemma3).rope_theta == 1e6 && model(gemma3).window.rope_theta == 1e4));
+  gemma3.config["rope_parameters"] = {
+      {"full_attention", {{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 50000.0}}},
+      {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 500.0}}}};
+  CHECK(make_model_spec(model(gemma3), 11) == make_model_spec(written, 11));
+  gemma3.config.erase("layer_types");
+  gemma3.config["sliding_window_pattern"] = 3;
+  CHECK(model(gemma3).window.global_every == 3);
+  // The first of the family says gelu and means the other.
+  HuggingFaceFolder gemma(tiny_gemma_config());
+  gemma.config["hidden_act"] = "gelu";
+  gemma.config["hidden_activation"] = nullptr;
+  CHECK(model(gemma).activation == ActivationKind::geglu);
+  CHECK((model(gemma).norm_zero_centered && model(gemma).scale_embeddings && !model(gemma).post_norm));
 }
 
 TEST_CASE("hugging_face_files_that_say_a_thing_twice_or_not_at_all_are_not_guessed_at") {

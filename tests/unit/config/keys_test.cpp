@@ -24,11 +24,12 @@ std::int64_t parameters(const ModelConfig& m) {
   const std::int64_t head = m.head_dim ? *m.head_dim : m.hidden / m.heads;
   const std::int64_t width = head * m.heads;
   const std::int64_t kv_width = head * m.kv_heads;
-  const std::int64_t gates = m.activation == ActivationKind::swiglu ? 3 : 2;
+  const std::int64_t gates = has_gate(m.activation) ? 3 : 2;
   std::int64_t layer = 2 * m.hidden * width + 2 * m.hidden * kv_width + gates * m.hidden * m.ffn_hidden + 2 * m.hidden;
   std::int64_t rest = *m.vocab * m.hidden * (m.tie_embeddings ? 1 : 2) + m.hidden;
   if (m.qkv_bias.value_or(m.bias)) layer += width + 2 * kv_width;
   if (m.qk_norm) layer += 2 * head;
+  if (m.post_norm) layer += 2 * m.hidden;
   if (m.bias) {
     layer += m.hidden + m.ffn_hidden + m.hidden + 2 * m.hidden;
     rest += m.hidden;
@@ -139,6 +140,13 @@ TEST_CASE("presets have the published parameter counts") {
   CHECK(count("qwen3-1.7b") == 1720574976);
   CHECK(count("qwen3-4b") == 4022468096);
   CHECK(count("qwen3-8b") == 8190735360);
+  CHECK(count("gemma-2b") == 2506172416);
+  CHECK(count("gemma-7b") == 8537680896);
+  CHECK(count("gemma2-2b") == 2614341888);
+  CHECK(count("gemma2-9b") == 9241705984);
+  CHECK(count("gemma3-270m") == 268098176);
+  CHECK(count("gemma3-1b") == 999885952);
+  CHECK(count("gemma3-4b-text") == 3880263168);
   CHECK(find_model_preset("gpt5") == nullptr);
   for (const std::string& name : model_preset_names())
     CHECK(load_text(kLeast, {"model.preset=" + name}).config.model.preset == name);

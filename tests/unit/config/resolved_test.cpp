@@ -61,6 +61,16 @@ Config random_config(std::uint64_t seed) {
   c.model.bias = dice.coin();
   if (dice.coin()) c.model.qkv_bias = !c.model.bias;
   c.model.qk_norm = dice.coin();
+  if (dice.coin()) c.model.activation = ActivationKind::geglu;
+  c.model.post_norm = dice.coin() && c.model.norm == NormKind::rmsnorm;
+  c.model.norm_zero_centered = dice.coin();
+  c.model.scale_embeddings = dice.coin() && c.model.position == PositionKind::rope;
+  if (dice.coin()) c.model.query_pre_attn_scalar = 100 * dice.share();
+  if (dice.coin()) c.model.attention_softcap = 50 * dice.share();
+  if (dice.coin()) c.model.logit_softcap = 30 * dice.share();
+  if (dice.coin()) c.model.window = {dice.whole(1, 5000), dice.whole(2, 7), std::nullopt};
+  if (c.model.window.tokens && c.model.position == PositionKind::rope && dice.coin())
+    c.model.window.rope_theta = 1e5 * dice.share();
   if (dice.coin()) c.model.head_dim = 2 * dice.whole(200, 300);
   if (c.model.position == PositionKind::rope && dice.coin())
     c.model.rope_scaling = {RopeScalingKind::llama3, 1.5 + dice.share(), dice.share(), 2 + dice.share(),
@@ -146,15 +156,19 @@ TEST_CASE("resolved configs without sizes of heads, norms, biases and scaling of
     std::string older;
     std::size_t dropped = 0;
     for (std::string line; std::getline(lines, line);) {
-      const bool is_newer = line.starts_with("  head_dim:") || line.starts_with("  qkv_bias:") ||
-                            line.starts_with("  qk_norm:") || line.starts_with("  rope_scaling:") ||
-                            line.starts_with("    factor:") || line.starts_with("    low_frequency_factor:") ||
-                            line.starts_with("    high_frequency_factor:") ||
-                            line.starts_with("    original_context:") || line == "    type: none";
+      const bool is_newer =
+          line.starts_with("  head_dim:") || line.starts_with("  qkv_bias:") || line.starts_with("  qk_norm:") ||
+          line.starts_with("  rope_scaling:") || line.starts_with("    factor:") ||
+          line.starts_with("    low_frequency_factor:") || line.starts_with("    high_frequency_factor:") ||
+          line.starts_with("    original_context:") || line == "    type: none" || line.starts_with("  post_norm:") ||
+          line.starts_with("  norm_zero_centered:") || line.starts_with("  scale_embeddings:") ||
+          line.starts_with("  query_pre_attn_scalar:") || line.starts_with("  attention_softcap:") ||
+          line.starts_with("  logit_softcap:") || line.starts_with("  window:") || line == "    tokens: none" ||
+          line.starts_with("    global_every:") || line.starts_with("    rope_theta:");
       dropped += is_newer ? 1 : 0;
       if (!is_newer) older += line + "\n";
     }
-    CHECK(dropped == 9);
+    CHECK(dropped == 19);
     CHECK(compare_configs(config, parse_resolved_config(older, "manifest")).empty());
   }
 }
@@ -193,6 +207,8 @@ TEST_CASE("each key is wired to its own member") {
       "run: {name: n, directory: d, seed: 5, device: cpu}\n"
       "model: {layers: 8, hidden: 136, heads: 68, kv_heads: 34, ffn_hidden: 7, context: 9, vocab: 11, norm: rmsnorm,\n"
       "  norm_epsilon: 1e-3, activation: swiglu, position: rope, rope_theta: 13, bias: false, tie_embeddings: false,\n"
+      "  post_norm: true, norm_zero_centered: true, scale_embeddings: true, query_pre_attn_scalar: 21,\n"
+      "  attention_softcap: 22.5, logit_softcap: 23.5, window: {tokens: 24, global_every: 3, rope_theta: 25},\n"
       "  head_dim: 20, qkv_bias: true, qk_norm: true, rope_scaling: {type: llama3, factor: 9, low_frequency_factor: "
       "2,\n"
       "  high_frequency_factor: 6, original_context: 99},\n"
@@ -224,6 +240,9 @@ TEST_CASE("each key is wired to its own member") {
   CHECK((!c.model.tie_embeddings && c.model.dropout == 0.25));
   CHECK((c.model.head_dim == 20 && c.model.qkv_bias == true && c.model.qk_norm));
   CHECK(c.model.rope_scaling == RopeScalingConfig{RopeScalingKind::llama3, 9, 2, 6, 99});
+  CHECK((c.model.post_norm && c.model.norm_zero_centered && c.model.scale_embeddings));
+  CHECK((c.model.query_pre_attn_scalar == 21.0 && c.model.attention_softcap == 22.5 && c.model.logit_softcap == 23.5));
+  CHECK(c.model.window == WindowConfig{24, 3, 25.0});
   CHECK((c.model.init.std == 0.5 && !c.model.init.scale_residual));
   CHECK((c.data.tokenizer.type == TokenizerKind::ids && c.data.tokenizer.end_of_document == 10));
   CHECK((c.data.documents.attention == DocumentAttention::within && !c.data.documents.loss_across));

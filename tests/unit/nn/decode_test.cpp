@@ -18,9 +18,10 @@ std::vector<std::vector<double>> full_logits(TestModel& model, const std::vector
   ModelHarness harness(model, batch);
   harness.evaluate();
   const std::vector<double> hidden = to_doubles(harness.hidden());
-  const std::vector<double> scale = to_doubles(model.store.master("head.norm.weight"));
+  std::vector<double> scale = to_doubles(model.store.master("head.norm.weight"));
   const std::vector<double> matrix =
       to_doubles(model.store.master(spec.tie_embeddings ? "embedding.token.weight" : "head.weight"));
+  for (double& value : scale) value += spec.norm_weight_offset;
   std::vector<double> shift(scale.size(), 0.0);
   if (model.table.find("head.norm.bias") != nullptr) shift = to_doubles(model.store.master("head.norm.bias"));
   const auto columns = static_cast<std::size_t>(spec.hidden);
@@ -37,6 +38,8 @@ std::vector<std::vector<double>> full_logits(TestModel& model, const std::vector
       for (std::size_t c = 0; c < columns; ++c)
         logits[v] +=
             matrix[v * columns + c] * ((x[c] - mean) / std::sqrt(variance + spec.norm_epsilon) * scale[c] + shift[c]);
+    if (spec.logit_softcap > 0)
+      for (double& logit : logits) logit = spec.logit_softcap * std::tanh(logit / spec.logit_softcap);
     out.push_back(logits);
   }
   return out;
@@ -61,7 +64,7 @@ void check_logits(std::span<const float> actual, const std::vector<double>& expe
 TEST_CASE("decoding in any pieces gives the logits of the full forward") {
   ModelSpec tied_llama = tiny_llama();
   tied_llama.tie_embeddings = true;
-  for (ModelSpec spec : {tiny_gpt2(), tiny_llama(), tied_llama, tiny_qwen3()}) {
+  for (ModelSpec spec : {tiny_gpt2(), tiny_llama(), tied_llama, tiny_qwen3(), tiny_gemma()}) {
     spec.context = 12;
     TestModel model(spec, make_reference_backend(DType::f64));
     model.randomise();

@@ -118,6 +118,8 @@ TEST_CASE("embedding gradients are those of finite differences, with learned pos
   check_both_forms(learned);
   UnitCheck rotary(tiny_llama(), 0, {1, 6});
   check_both_forms(rotary);
+  UnitCheck scaled(tiny_gemma(), 0, {1, 6});
+  check_both_forms(scaled);
 }
 
 TEST_CASE("block gradients are those of finite differences: GPT-2") {
@@ -185,11 +187,22 @@ TEST_CASE("block gradients are those of finite differences: norms of query and k
   check_both_forms(unit);
 }
 
+TEST_CASE(
+    "block gradients are those of finite differences: norms behind the maps, capped scores, with a window and not") {
+  for (const int layer : {1, 2}) {
+    UnitCheck unit(tiny_gemma(), layer, {2, 6});
+    unit.batch.add_document(2);
+    check_both_forms(unit);
+  }
+}
+
 TEST_CASE("head gradients are those of finite differences, tied and untied") {
   UnitCheck tied(tiny_gpt2(), 3, {2, 5});
   check_both_forms(tied);
   UnitCheck untied(tiny_llama(), 3, {2, 5});
   check_both_forms(untied);
+  UnitCheck capped(tiny_gemma(), 3, {2, 5});
+  check_both_forms(capped);
 }
 
 TEST_CASE("gradients of whole models are those of finite differences") {

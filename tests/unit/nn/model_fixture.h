@@ -366,6 +366,25 @@ inline ModelSpec tiny_qwen3() {
   return spec;
 }
 
+// Of Gemma's families, all that any of them has: norms behind the maps and of query and key, all with weights around
+// zero, scaled embeddings, a gate by gelu, caps of scores and of logits; the first layer with a window and a rotation
+// of its own.
+inline ModelSpec tiny_gemma() {
+  ModelSpec spec = tiny_llama();
+  spec.head_size = 6;
+  spec.activation = ActivationKind::geglu;
+  spec.tie_embeddings = true;
+  spec.qk_norm = spec.post_norm = spec.scale_embeddings = true;
+  spec.norm_weight_offset = 1.0;
+  spec.attention_scale = 0.7;
+  spec.attention_softcap = 0.8;
+  spec.logit_softcap = 0.6;
+  spec.window = 3;
+  spec.global_every = 2;
+  spec.window_rope_theta = 50.0;
+  return spec;
+}
+
 inline double largest(const std::vector<double>& values) {
   double out = 0.0;
   for (const double value : values) out = std::isnan(value) ? value : std::max(out, std::abs(value));

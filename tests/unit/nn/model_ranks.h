@@ -47,6 +47,21 @@ inline ModelSpec qwen3_of_eight_heads(std::int64_t kv_heads) {
   return spec;
 }
 
+// All of Gemma's: every second layer sees all, the others three tokens.
+inline ModelSpec gemma_of_eight_heads(std::int64_t kv_heads) {
+  ModelSpec spec = qwen3_of_eight_heads(kv_heads);
+  spec.activation = ActivationKind::geglu;
+  spec.tie_embeddings = true;
+  spec.post_norm = spec.scale_embeddings = true;
+  spec.norm_weight_offset = 1.0;
+  spec.attention_softcap = 0.8;
+  spec.logit_softcap = 0.9;
+  spec.window = 3;
+  spec.global_every = 2;
+  spec.window_rope_theta = 50.0;
+  return spec;
+}
+
 struct Style {
   std::string name;
   ModelSpec spec;
@@ -58,7 +73,8 @@ inline std::vector<Style> styles() {
                          {"Llama, 2 key/value heads", llama_of_eight_heads(2)},
                          {"Llama, 4 key/value heads, tied, with bias", llama_of_eight_heads(4)},
                          {"Qwen3, 2 key/value heads", qwen3_of_eight_heads(2)},
-                         {"Qwen2, 4 key/value heads", llama_of_eight_heads(4)}};
+                         {"Qwen2, 4 key/value heads", llama_of_eight_heads(4)},
+                         {"Gemma, 2 key/value heads", gemma_of_eight_heads(2)}};
   all[1].spec.tie_embeddings = false;
   all[1].spec.activation = ActivationKind::swiglu;
   all[3].spec.tie_embeddings = true;

@@ -252,6 +252,59 @@ TEST_CASE("the work of attention is that of its heads, whatever their size") {
   CHECK(model_flops_per_token(wide) - products(wide) == 6.0 * 2 * 24 * context);
 }
 
+TEST_CASE("the work of attention with a window is that of the keys that its queries see") {
+  ModelConfig config = llama(6, 8, 2, 20);
+  config.kv_heads = 1;
+  config.context = 40;
+  const ModelSpec all = make_model_spec(config, 11);
+  config.window = {.tokens = 10, .global_every = 3, .rope_theta = std::nullopt};
+  const ModelSpec windowed = make_model_spec(config, 11);
+  // Of 40 queries the t-th sees t keys, or 10 of them, where another sees t: 12·H·D on each, on average T/2 of all.
+  const double seen = (10.0 * 40 - 10.0 * 10 / 2) / 40;
+  CHECK(model_flops_per_token(all) - model_flops_per_token(windowed) == doctest::Approx(12.0 * 4 * 8 * (20 - seen)));
+  config.window.tokens = 40;
+  CHECK(model_flops_per_token(make_model_spec(config, 11)) == model_flops_per_token(all));
+}
+
+TEST_CASE("layers have the window and the rotation of their kind") {
+  ModelConfig config = llama(7, 8, 2, 20);
+  config.kv_heads = 1;
+  config.rope_theta = 1e6;
+  config.rope_scaling = {.type = RopeScalingKind::linear, .factor = 8.0};
+  config.window = {.tokens = 4, .global_every = 3, .rope_theta = 1e4};
+  const ModelSpec spec = make_model_spec(config, 11);
+  for (const std::int64_t layer : {2, 5}) {
+    CHECK((layer_spec(spec, layer).window == 0 && layer_spec(spec, layer).rope_theta == 1e6));
+    CHECK(layer_spec(spec, layer).rope_scaling.factor == 8.0);
+  }
+  for (const std::int64_t layer : {0, 1, 3, 4, 6}) {
+    CHECK((layer_spec(spec, layer).window == 4 && layer_spec(spec, layer).rope_theta == 1e4));
+    CHECK(layer_spec(spec, layer).rope_scaling.factor == 1.0);
+  }
+  config.window.rope_theta.reset();
+  config.window.global_every = 0;
+  const ModelSpec alike = layer_spec(make_model_spec(config, 11), 2);
+  CHECK((alike.window == 4 && alike.rope_theta == 1e6 && alike.rope_scaling.factor == 8.0));
+}
+
+TEST_CASE("weights of norms that are kept as their distance from one start at zero") {
+  ModelConfig config = llama(1, 8, 2, 20);
+  config.kv_heads = 1;
+  config.post_norm = config.norm_zero_centered = config.qk_norm = true;
+  const ParamTable table = make_param_table(make_model_spec(config, 11), config.init);
+  int norms = 0;
+  for (const Parameter& entry : table.parameters())
+    if (entry.name.find("norm") != std::string::npos) {
+      CHECK(entry.init.kind == InitialValues::Kind::zeros);
+      ++norms;
+    }
+  CHECK(norms == 4 + 2 + 1);
+  CHECK(parameter(table, "blocks.0.attention_post_norm.weight").hugging_face_name ==
+        "model.layers.0.post_attention_layernorm.weight");
+  CHECK(parameter(table, "blocks.0.ffn_norm.weight").hugging_face_name ==
+        "model.layers.0.pre_feedforward_layernorm.weight");
+}
+
 TEST_CASE("a tensor rank's part of the model is what the table's boxes give it") {
   for (const std::int64_t kv_heads : {1, 2, 4, 8}) {
     ModelConfig config = gpt2(1, 32, 8);

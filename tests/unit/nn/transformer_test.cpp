@@ -11,7 +11,7 @@ namespace {
 std::vector<ModelSpec> families() {
   ModelSpec tied_llama = tiny_llama();
   tied_llama.tie_embeddings = true;
-  return {tiny_gpt2(), tiny_llama(), tied_llama, tiny_qwen3()};
+  return {tiny_gpt2(), tiny_llama(), tied_llama, tiny_qwen3(), tiny_gemma()};
 }
 
 }  // namespace

@@ -36,7 +36,9 @@ struct Attention {
   std::int64_t num_queries, num_keys, kv_heads, group, head_size;
   std::int64_t offset;  // key rows up to t + offset are seen by query row t, as far as there are any
   std::int64_t first_key;
+  std::int64_t window;  // 0: none
   float scale;
+  float softcap;  // of kernels that cap scores
   std::int64_t first_unit, units;
   bool packs;  // all operands can be read and written by packs
   const std::int32_t* document_start;
@@ -89,13 +91,14 @@ __device__ inline Seen seen_by(const Attention<S>& op, std::int64_t batch, std::
     const std::int64_t start = op.document_start[batch * op.num_queries + query] - op.first_key;
     if (start > 0) seen.first = static_cast<int>(start);
   }
+  if (op.window > 0 && causal - op.window > seen.first) seen.first = static_cast<int>(causal - op.window);
   return seen;
 }
 
 // The first key that any of the tile's queries sees. All lanes of a warp get it.
 template <class S>
 __device__ inline int first_seen(const Attention<S>& op, std::int64_t batch, std::int64_t first_query, int rows) {
-  if (op.document_start == nullptr) return 0;
+  if (op.document_start == nullptr && op.window == 0) return 0;
   int least = static_cast<int>(op.num_keys);
   for (int i = 0; i < rows; i += warp_lanes) {
     const int first = seen_by(op, batch, first_query + i + threadIdx.x % warp_lanes).first;
@@ -199,6 +202,37 @@ __device__ inline ScoreScale score_scale(float scale) {
   return {is_late ? scale * log2_of_e : 1.0F, is_late ? 1.0F : scale * log2_of_e, is_late};
 }
 
+// The same behind a cap, which has applied the scale.
+template <bool is_capped>
+__device__ inline ScoreScale score_scale_of(float scale) {
+  return is_capped ? ScoreScale{1.0F, 1.0F, true} : score_scale(scale);
+}
+
+// The largest exponent of base 2 that a capped score becomes.
+template <class S>
+__device__ inline float largest_capped(const Attention<S>& op) {
+  return op.softcap * log2_of_e;
+}
+// Products of queries and keys become exponents of base 2, capped.
+template <class S, int stack, int walk>
+__device__ inline void cap_scores(const Attention<S>& op, WarpSums<stack, walk>& scores) {
+  const float inner = op.scale / op.softcap;
+  const float largest = largest_capped(op);
+#pragma unroll
+  for (int band = 0; band < stack; ++band) {
+#pragma unroll
+    for (int j = 0; j < walk / 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) scores[band][j][e] = largest * tanhf(scores[band][j][e] * inner);
+    }
+  }
+}
+// By which a capped score changes with the score; 0 for one that is masked.
+__device__ inline float slope_of_capped(float score, float largest) {
+  const float t = fmaxf(score / largest, -1.0F);
+  return 1.0F - t * t;
+}
+
 // Masks what a warp's queries do not see of the keys from `first` on.
 template <int stack, int walk>
 __device__ inline void hide_scores(WarpSums<stack, walk>& scores, const SeenByWarp<stack>& seen, std::int64_t num_keys,
@@ -245,7 +279,9 @@ Attention<S> attention(const AttentionShape& shape, const ConstView& document_st
   op.head_size = shape.head_size;
   op.offset = shape.first_query - shape.first_key;
   op.first_key = shape.first_key;
+  op.window = shape.window;
   op.scale = static_cast<float>(shape.scale);
+  op.softcap = static_cast<float>(shape.softcap);
   op.units = shape.batch * shape.kv_heads;
   op.document_start = address<std::int32_t>(document_start);
   // Kernels count in int from here on.
@@ -262,6 +298,15 @@ void with_columns(std::int64_t head_size, Body&& body) {
     if (head_size > 64) return body(std::integral_constant<int, 128>(), parts(128));
   }
   body(std::integral_constant<int, 64>(), parts(64));
+}
+
+// body(whether scores are capped, as a constant): kernels that cap none stay as small as they are.
+template <class Body>
+void with_cap(const AttentionShape& shape, Body&& body) {
+  if (shape.softcap > 0)
+    body(std::true_type());
+  else
+    body(std::false_type());
 }
 
 // Tiles of `tile_rows` rows for each of the heads or units, and the parts.

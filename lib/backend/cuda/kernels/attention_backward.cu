@@ -76,7 +76,7 @@ struct TilesByQueries {
 };
 
 // Shared memory: a stage, queries, d_output, the other stage unless it lies among them, scratch.
-template <class S, int columns>
+template <class S, int columns, bool is_capped>
 __global__ void __launch_bounds__(attention_threads, 2) differentiate_queries(const Attention<S> op) {
   using Tiles = TilesByQueries<S, columns>;
   constexpr int stack = Tiles::stack;
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(attention_threads, 2) differentiate_queries(co
 
   const std::int64_t first_row = tile.first_query + warp * stack * rows_of_band;
   const SeenByWarp<stack> seen = seen_by_warp<stack>(op, head.batch, first_row);
-  const ScoreScale scale = score_scale(op.scale);
+  const ScoreScale scale = score_scale_of<is_capped>(op.scale);
   const std::int64_t heads = op.kv_heads * op.group;
   float log_sum[stack][2] = {};  // of base 2
   float delta[stack][2] = {};
@@ -166,6 +166,7 @@ __global__ void __launch_bounds__(attention_threads, 2) differentiate_queries(co
     }
     if (parts == 1) stage = Tiles::second_stage - stage;
     if (!is_needed) continue;
+    if constexpr (is_capped) cap_scores<S, stack, walk>(op, scores);
     if (!scale.is_late || !sees_all(seen.by_all, first, walk))
       hide_scores<stack, walk>(scores, seen, op.num_keys, first, scale.factor);
 #pragma unroll
@@ -176,6 +177,7 @@ __global__ void __launch_bounds__(attention_threads, 2) differentiate_queries(co
         for (int e = 0; e < 4; ++e) {
           const float probability = exp2_of<S>(scores[band][j][e] * scale.scale - log_sum[band][e / 2]);
           d_scores[band][j][e] = probability * (d_scores[band][j][e] - delta[band][e / 2]);
+          if constexpr (is_capped) d_scores[band][j][e] *= slope_of_capped(scores[band][j][e], largest_capped(op));
         }
       }
     }
@@ -229,6 +231,7 @@ class QueryWalk {
     begin_ = (earliest > 0 ? earliest : 0) / walk * walk;
     first_ = begin_;
     head_ = begin_ < op.num_queries ? 0 : static_cast<int>(op.group);
+    has_starts_ = starts_ != nullptr || op.window > 0;
     ahead_ = start_of_lane(first_);
     settle();
   }
@@ -244,10 +247,12 @@ class QueryWalk {
   }
 
  private:
-  // The document's start of the lane's query, which is read a tile ahead.
+  // Where what the lane's query sees starts, by its document, which is read a tile ahead, and its window.
   __device__ int start_of_lane(int first) const {
     const int t = first + static_cast<int>(threadIdx.x) % warp_lanes;
-    return starts_ != nullptr && t < op_.num_queries ? starts_[t] : 0;
+    int start = starts_ != nullptr && t < op_.num_queries ? starts_[t] : 0;
+    if (op_.window > 0) start = max(start, t + static_cast<int>(op_.first_key + op_.offset + 1 - op_.window));
+    return start;
   }
   __device__ void step() {
     first_ += walk;
@@ -261,7 +266,7 @@ class QueryWalk {
       const int end = first_ + static_cast<int>(op_.offset) + 1;  // of the keys that the first query sees
       is_needed_ = end + walk - 1 > warp_key_;
       is_whole_ = end >= warp_key_ + rows_of_warp;
-      if (starts_ == nullptr) return;
+      if (!has_starts_) return;
       const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
       const int start = ahead_ - static_cast<int>(op_.first_key);
       const int next = first_ + walk;
@@ -278,13 +283,14 @@ class QueryWalk {
   const Attention<S>& op_;
   const std::int32_t* starts_;
   int first_key_, warp_key_, begin_, first_, head_, ahead_;
+  bool has_starts_ = false;
   bool is_needed_ = false;
   bool is_whole_ = false;
 };
 
 // The other way round: keys and values are what a block has, and scores are [keys, queries]. Shared memory: keys,
 // values, two stages of queries and d_output, scratch, what belongs to the stages' queries.
-template <class S, int columns>
+template <class S, int columns, bool is_capped>
 __global__ void __launch_bounds__(attention_threads, 2) differentiate_keys(const Attention<S> op) {
   using Tiles = TilesByKeys<S, columns>;
   constexpr int stack = Tiles::stack;
@@ -338,7 +344,7 @@ __global__ void __launch_bounds__(attention_threads, 2) differentiate_keys(const
   };
 
   const int first_row = first_key + warp * stack * rows_of_band;
-  const ScoreScale scale = score_scale(op.scale);
+  const ScoreScale scale = score_scale_of<is_capped>(op.scale);
   const int warp_start = warp * stack * rows_of_band * tile_stride<S, columns>;
   FirstFactor<false, S, stack, columns> key_rows;
   FirstFactor<false, S, stack, columns> value_rows;
@@ -381,6 +387,7 @@ __global__ void __launch_bounds__(attention_threads, 2) differentiate_keys(const
     }
     if (parts == 1) stage = 1 - stage;
     if (!is_needed) continue;
+    if constexpr (is_capped) cap_scores<S, stack, walk>(op, scores);
     if (!scale.is_late || !is_whole) {
       // Of key row k and query t, by their distances from the warp's first key and the tile's first query.
       const int ends = first + static_cast<int>(op.offset) + 1 - first_row;
@@ -392,7 +399,8 @@ __global__ void __launch_bounds__(attention_threads, 2) differentiate_keys(const
           const int column = j * 8 + lane % 4 * 2 + e;
           const bool is_there = first + column < op.num_queries;
           const int end = is_there ? ends + column : 0;
-          const int start = is_there && op.document_start != nullptr ? of_columns.document_start[column] - starts : 0;
+          int start = is_there && op.document_start != nullptr ? of_columns.document_start[column] - starts : 0;
+          if (op.window > 0) start = max(start, ends + column - static_cast<int>(op.window));
 #pragma unroll
           for (int i = 0; i < 2 * stack; ++i) {
             const int k = lane / 4 + i * 8;
@@ -413,8 +421,11 @@ __global__ void __launch_bounds__(attention_threads, 2) differentiate_keys(const
         for (int i = 0; i < 2 * stack; ++i) {
           float& score = scores[i / 2][j][i % 2 * 2 + e];
           float& d_score = d_scores[i / 2][j][i % 2 * 2 + e];
+          float slope = 1.0F;
+          if constexpr (is_capped) slope = slope_of_capped(score, largest_capped(op));
           score = exp2_of<S>(score * scale.scale - log_sum);
           d_score = score * (d_score - delta);
+          if constexpr (is_capped) d_score *= slope;
         }
       }
     }
@@ -476,16 +487,18 @@ void compute(const Issue& issue, const AttentionBackward& op) {
     with_columns<S>(op.shape.head_size, [&](auto columns, unsigned parts) {
       using ByQueries = TilesByQueries<S, columns>;
       using ByKeys = TilesByKeys<S, columns>;
-      if (op.shape.num_queries > 0)
-        launch(issue.stream,
-               {attention_blocks(op.shape.num_queries, ByQueries::rows, heads, parts), attention_threads,
-                ByQueries::bytes},
-               differentiate_queries<S, columns>, attention);
-      if (op.shape.num_keys > 0)
-        launch(issue.stream,
-               {attention_blocks(op.shape.num_keys, ByKeys::rows, attention.units, parts), attention_threads,
-                ByKeys::bytes},
-               differentiate_keys<S, columns>, attention);
+      with_cap(op.shape, [&](auto is_capped) {
+        if (op.shape.num_queries > 0)
+          launch(issue.stream,
+                 {attention_blocks(op.shape.num_queries, ByQueries::rows, heads, parts), attention_threads,
+                  ByQueries::bytes},
+                 differentiate_queries<S, columns, decltype(is_capped)::value>, attention);
+        if (op.shape.num_keys > 0)
+          launch(issue.stream,
+                 {attention_blocks(op.shape.num_keys, ByKeys::rows, attention.units, parts), attention_threads,
+                  ByKeys::bytes},
+                 differentiate_keys<S, columns, decltype(is_capped)::value>, attention);
+      });
     });
   }
 }

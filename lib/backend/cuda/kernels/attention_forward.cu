@@ -94,7 +94,7 @@ __device__ inline void add_scores(Softmax<stack>& rows, WarpSums<stack, walk>& s
   }
 }
 
-template <class S, int columns>
+template <class S, int columns, bool is_capped>
 __global__ void __launch_bounds__(attention_threads, 2) attend(const Attention<S> op) {
   using Tiles = ForwardTiles<S, columns>;
   constexpr int stack = Tiles::stack;
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attend(const Attention<S
 
   const std::int64_t first_row = tile.first_query + warp * stack * rows_of_band;
   const SeenByWarp<stack> seen = seen_by_warp<stack>(op, head.batch, first_row);
-  const ScoreScale scale = score_scale(op.scale);
+  const ScoreScale scale = score_scale_of<is_capped>(op.scale);
   Softmax<stack> rows;
 #pragma unroll
   for (int i = 0; i < 2 * stack; ++i) {
@@ -169,6 +169,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attend(const Attention<S
     }
     if (parts == 1) stage = Tiles::stage_elements - stage;
     if (!is_needed) continue;
+    if constexpr (is_capped) cap_scores<S, stack, walk>(op, scores);
     if (!scale.is_late || !sees_all(seen.by_all, first, walk))
       hide_scores<stack, walk>(scores, seen, op.num_keys, first, scale.factor);
     add_scores<S, stack, walk, columns>(rows, scores, scale.scale, output);
@@ -211,10 +212,12 @@ void compute(const Issue& issue, const AttentionForward& op) {
       operands_fit_packs<S>(op.shape, {op.query, op.key, op.value, {op.output.values, op.output.row_stride}});
   with_columns<S>(op.shape.head_size, [&](auto columns, unsigned parts) {
     using Tiles = ForwardTiles<S, columns>;
-    launch(issue.stream,
-           {attention_blocks(op.shape.num_queries, Tiles::rows, attention.units * attention.group, parts),
-            attention_threads, Tiles::bytes},
-           attend<S, columns>, attention);
+    with_cap(op.shape, [&](auto is_capped) {
+      launch(issue.stream,
+             {attention_blocks(op.shape.num_queries, Tiles::rows, attention.units * attention.group, parts),
+              attention_threads, Tiles::bytes},
+             attend<S, columns, decltype(is_capped)::value>, attention);
+    });
   });
 }
 

@@ -33,6 +33,20 @@ __device__ inline float logistic(float x) {
   return 1.0F / (1.0F + expf(-x));
 }
 
+// What multiplies the other half of a gated activation.
+struct Silu {
+  static __device__ float value(float x) { return x * logistic(x); }
+  // d_output · up · derivative, for which all but the derivative is `factor`.
+  static __device__ float backward(float x, float factor) {
+    const float s = logistic(x);
+    return factor * s * (1.0F + x * (1.0F - s));
+  }
+};
+struct GeluTanhGate {
+  static __device__ float value(float x) { return GeluTanh::value(x); }
+  static __device__ float backward(float x, float factor) { return factor * GeluTanh::derivative(x); }
+};
+
 template <class S, int width, class Function>
 __global__ void activate(const S* input, S* output, std::int64_t count) {
   const std::int64_t first = first_element<width>();
@@ -57,7 +71,7 @@ __global__ void activate_backward(const S* input, const S* d_output, S* d_input,
   store(d_input + first, count - first, d);
 }
 
-// Where a thread's elements of swiglu lie: `features` is a multiple of the width, or the width is 1.
+// Where a thread's elements of a gated activation lie: `features` is a multiple of the width, or the width is 1.
 struct GateAndUp {
   std::int64_t gate, up;
 };
@@ -67,8 +81,8 @@ __device__ inline GateAndUp gate_and_up(std::int64_t element, std::int64_t featu
   return {gate, gate + features};
 }
 
-template <class S, int width>
-__global__ void swiglu(const S* input, S* output, std::int64_t features, std::int64_t count) {
+template <class S, int width, class Gate>
+__global__ void activate_gated(const S* input, S* output, std::int64_t features, std::int64_t count) {
   const std::int64_t first = first_element<width>();
   if (first >= count) return;
   const GateAndUp at = gate_and_up(first, features);
@@ -77,13 +91,13 @@ __global__ void swiglu(const S* input, S* output, std::int64_t features, std::in
   load(input + at.gate, width, gate);
   load(input + at.up, width, up);
 #pragma unroll
-  for (int i = 0; i < width; ++i) up[i] *= gate[i] * logistic(gate[i]);
+  for (int i = 0; i < width; ++i) up[i] *= Gate::value(gate[i]);
   store(output + first, width, up);
 }
 
-template <class S, int width>
-__global__ void swiglu_backward(const S* input, const S* d_output, S* d_input, std::int64_t features,
-                                std::int64_t count) {
+template <class S, int width, class Gate>
+__global__ void activate_gated_backward(const S* input, const S* d_output, S* d_input, std::int64_t features,
+                                        std::int64_t count) {
   const std::int64_t first = first_element<width>();
   if (first >= count) return;
   const GateAndUp at = gate_and_up(first, features);
@@ -95,10 +109,8 @@ __global__ void swiglu_backward(const S* input, const S* d_output, S* d_input, s
   load(d_output + first, width, d);
 #pragma unroll
   for (int i = 0; i < width; ++i) {
-    const float s = logistic(gate[i]);
-    const float silu = gate[i] * s;
-    const float d_gate = d[i] * up[i] * s * (1.0F + gate[i] * (1.0F - s));
-    up[i] = d[i] * silu;
+    const float d_gate = Gate::backward(gate[i], d[i] * up[i]);
+    up[i] = d[i] * Gate::value(gate[i]);
     gate[i] = d_gate;
   }
   store(d_input + at.gate, width, gate);
@@ -112,6 +124,14 @@ void with_function(ActivationType type, Body&& body) {
     body(Gelu());
   else
     body(GeluTanh());
+}
+
+template <class Body>
+void with_gate(ActivationType type, Body&& body) {
+  if (type == ActivationType::swiglu)
+    body(Silu());
+  else
+    body(GeluTanhGate());
 }
 
 // --- rotary embedding ---
@@ -179,6 +199,46 @@ __global__ void rotate(S* values, std::int64_t row_stride, std::int64_t heads, i
       store(place + i * 2 * half + half, width, b[i]);
     }
   }
+}
+
+// --- factors, caps ---
+
+template <class S, int width>
+__global__ void scale(const S* input, S* output, float factor, std::int64_t count) {
+  const std::int64_t first = first_element<width>();
+  if (first >= count) return;
+  float x[width];
+  load(input + first, count - first, x);
+#pragma unroll
+  for (int i = 0; i < width; ++i) x[i] *= factor;
+  store(output + first, count - first, x);
+}
+
+template <class S, int width>
+__global__ void soft_cap(const S* input, S* output, float cap, std::int64_t count) {
+  const std::int64_t first = first_element<width>();
+  if (first >= count) return;
+  float x[width];
+  load(input + first, count - first, x);
+#pragma unroll
+  for (int i = 0; i < width; ++i) x[i] = cap * tanhf(x[i] / cap);
+  store(output + first, count - first, x);
+}
+
+template <class S, int width>
+__global__ void soft_cap_backward(const S* input, const S* d_output, S* d_input, float cap, std::int64_t count) {
+  const std::int64_t first = first_element<width>();
+  if (first >= count) return;
+  float x[width];
+  float d[width];
+  load(input + first, count - first, x);
+  load(d_output + first, count - first, d);
+#pragma unroll
+  for (int i = 0; i < width; ++i) {
+    const float t = tanhf(x[i] / cap);
+    d[i] *= 1.0F - t * t;
+  }
+  store(d_input + first, count - first, d);
 }
 
 // --- sums, copies ---
@@ -299,11 +359,13 @@ void compute(const Issue& issue, const ActivationForward& op) {
   auto* output = address<S>(op.output);
   const std::int64_t count = op.output.num_elements();
   if (count == 0) return;
-  if (op.type == ActivationType::swiglu) {
+  if (is_gated(op.type)) {
     const std::int64_t features = op.output.shape()[1];
-    with_width<S>(fits_packs<S>(features, input, output), [&](auto width) {
-      launch(issue.stream, {blocks_for(count / width), threads_of_block}, swiglu<S, width>, input, output, features,
-             count);
+    with_gate(op.type, [&](auto gate) {
+      with_width<S>(fits_packs<S>(features, input, output), [&](auto width) {
+        launch(issue.stream, {blocks_for(count / width), threads_of_block}, activate_gated<S, width, decltype(gate)>,
+               input, output, features, count);
+      });
     });
     return;
   }
@@ -322,11 +384,13 @@ void compute(const Issue& issue, const ActivationBackward& op) {
   auto* d_input = address<S>(op.d_input);
   const std::int64_t count = op.d_output.num_elements();
   if (count == 0) return;
-  if (op.type == ActivationType::swiglu) {
+  if (is_gated(op.type)) {
     const std::int64_t features = op.d_output.shape()[1];
-    with_width<S>(fits_packs<S>(features, input, d_output, d_input), [&](auto width) {
-      launch(issue.stream, {blocks_for(count / width), threads_of_block}, swiglu_backward<S, width>, input, d_output,
-             d_input, features, count);
+    with_gate(op.type, [&](auto gate) {
+      with_width<S>(fits_packs<S>(features, input, d_output, d_input), [&](auto width) {
+        launch(issue.stream, {blocks_for(count / width), threads_of_block},
+               activate_gated_backward<S, width, decltype(gate)>, input, d_output, d_input, features, count);
+      });
     });
     return;
   }
@@ -376,6 +440,43 @@ void compute(const Issue& issue, const ScaleColumns& op) {
 }
 
 template <class S>
+void compute(const Issue& issue, const Scale& op) {
+  const auto* input = address<S>(op.input);
+  auto* output = address<S>(op.output);
+  const std::int64_t count = op.output.num_elements();
+  if (count == 0) return;
+  with_width<S>(fits_packs<S>(0, input, output), [&](auto width) {
+    launch(issue.stream, {blocks_for((count + width - 1) / width), threads_of_block}, scale<S, width>, input, output,
+           static_cast<float>(op.factor), count);
+  });
+}
+
+template <class S>
+void compute(const Issue& issue, const SoftCap& op) {
+  const auto* input = address<S>(op.input);
+  auto* output = address<S>(op.output);
+  const std::int64_t count = op.output.num_elements();
+  if (count == 0) return;
+  with_width<S>(fits_packs<S>(0, input, output), [&](auto width) {
+    launch(issue.stream, {blocks_for((count + width - 1) / width), threads_of_block}, soft_cap<S, width>, input, output,
+           static_cast<float>(op.cap), count);
+  });
+}
+
+template <class S>
+void compute(const Issue& issue, const SoftCapBackward& op) {
+  const auto* input = address<S>(op.input);
+  const auto* d_output = address<S>(op.d_output);
+  auto* d_input = address<S>(op.d_input);
+  const std::int64_t count = op.d_input.num_elements();
+  if (count == 0) return;
+  with_width<S>(fits_packs<S>(0, input, d_output, d_input), [&](auto width) {
+    launch(issue.stream, {blocks_for((count + width - 1) / width), threads_of_block}, soft_cap_backward<S, width>,
+           input, d_output, d_input, static_cast<float>(op.cap), count);
+  });
+}
+
+template <class S>
 void compute(const Issue& issue, const Copy& op) {
   if (op.output.num_bytes() == 0) return;
   if (op.input.dtype() == op.output.dtype()) {
@@ -413,6 +514,9 @@ SCALETRAIN_FOR_COMPUTE_TYPES(ActivationBackward)
 SCALETRAIN_FOR_COMPUTE_TYPES(RopeRotate)
 SCALETRAIN_FOR_COMPUTE_TYPES(Add)
 SCALETRAIN_FOR_COMPUTE_TYPES(ScaleColumns)
+SCALETRAIN_FOR_COMPUTE_TYPES(Scale)
+SCALETRAIN_FOR_COMPUTE_TYPES(SoftCap)
+SCALETRAIN_FOR_COMPUTE_TYPES(SoftCapBackward)
 SCALETRAIN_FOR_COMPUTE_TYPES(Copy)
 SCALETRAIN_FOR_COMPUTE_TYPES(Fill)
 

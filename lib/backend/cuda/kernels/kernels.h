@@ -38,6 +38,12 @@ void compute(const Issue& issue, const Add& op);
 template <class S>
 void compute(const Issue& issue, const ScaleColumns& op);
 template <class S>
+void compute(const Issue& issue, const Scale& op);
+template <class S>
+void compute(const Issue& issue, const SoftCap& op);
+template <class S>
+void compute(const Issue& issue, const SoftCapBackward& op);
+template <class S>
 void compute(const Issue& issue, const Copy& op);
 template <class S>
 void compute(const Issue& issue, const Fill& op);

@@ -125,7 +125,7 @@ __device__ inline void sum_row(float (&sums)[count], const Place& place, float* 
 template <class S, int width, int held>
 __global__ void normalise(const S* input, const S* weight, const S* bias, S* output, float* mean, float* rstd,
                           std::int64_t rows, std::int64_t all_columns, Starts input_rows, Starts output_rows,
-                          float epsilon, unsigned warps_of_row) {
+                          float epsilon, float weight_offset, unsigned warps_of_row) {
   const Place place(warps_of_row);
   const std::int64_t columns = place.row < rows ? all_columns : 0;
   const RowPacks<S, width, held> x(input + input_rows.of(place.row, all_columns), place, columns);
@@ -163,7 +163,7 @@ __global__ void normalise(const S* input, const S* weight, const S* bias, S* out
     load(weight + first, left, scale);
     if (bias != nullptr) load(bias + first, left, offset);
 #pragma unroll
-    for (int i = 0; i < width; ++i) values[i] = (values[i] - centre) * inverse * scale[i] + offset[i];
+    for (int i = 0; i < width; ++i) values[i] = (values[i] - centre) * inverse * (scale[i] + weight_offset) + offset[i];
     store(output + output_rows.of(place.row, all_columns) + first, left, values);
   });
   if (place.lane != 0 || place.row >= rows) return;
@@ -181,6 +181,7 @@ struct BackwardRows {
   const S* addend;  // or null
   S* d_input;
   std::int64_t rows, columns;
+  float weight_offset;
   Starts d_output_rows, input_rows, d_input_rows;
 };
 
@@ -205,7 +206,7 @@ __global__ void normalise_backward(const BackwardRows<S> op, unsigned warps_of_r
 #pragma unroll
     for (int i = 0; i < width; ++i) {
       x[i] = (x[i] - centre) * inverse;
-      g[i] *= scale[i];  // zero beyond the row
+      g[i] *= scale[i] + op.weight_offset;  // zero beyond the row
     }
   };
   float sums[2] = {};  // of g, and of g · x̂
@@ -341,7 +342,7 @@ void compute(const Issue& issue, const NormForward& op) {
   with_row_shape<S>(fits, columns, [&](auto width, auto held, unsigned warps) {
     launch(issue.stream, row_blocks(rows, warps), normalise<S, width, held>, input, weight, bias, output, mean,
            address<float>(op.rstd), rows, columns, Starts(op.input_rows), Starts(op.output_rows),
-           static_cast<float>(op.epsilon), warps);
+           static_cast<float>(op.epsilon), static_cast<float>(op.weight_offset), warps);
   });
 }
 
@@ -356,6 +357,7 @@ void compute(const Issue& issue, const NormBackwardInput& op) {
                                 .d_input = address<S>(op.d_input),
                                 .rows = op.input.shape()[0],
                                 .columns = op.input.shape()[1],
+                                .weight_offset = static_cast<float>(op.weight_offset),
                                 .d_output_rows = Starts(op.d_output_rows),
                                 .input_rows = Starts(op.input_rows),
                                 .d_input_rows = Starts(op.d_input_rows)};
