@@ -453,7 +453,7 @@ struct SgdStep {
 using Operation = std::variant<LinearForward, LinearBackwardInput, LinearBackwardWeight, NormForward, NormBackwardInput,
                                NormBackwardWeight, ActivationForward, ActivationBackward, RopeRotate, AttentionForward,
                                AttentionBackward, EmbeddingForward, EmbeddingBackward, CrossEntropy, SoftmaxStatistics,
-                               CrossEntropyParts, Add, Scale, ScaleColumns, SoftCap, SoftCapBackward, Copy, Fill, SumsOfSquares,
-                               AdamWStep, SgdStep>;
+                               CrossEntropyParts, Add, Scale, ScaleColumns, SoftCap, SoftCapBackward, Copy, Fill,
+                               SumsOfSquares, AdamWStep, SgdStep>;
 
 }  // namespace scaletrain

@@ -248,7 +248,8 @@ std::string path_key(const SourceSpec& spec) {
 }
 
 SourceSpec training_spec(const SourceConfig& source, std::size_t index) {
-  SourceSpec spec{fmt::format("data.train.{}", index), source.path, source.type, source.field, source.separator, source.records};
+  SourceSpec spec{
+      fmt::format("data.train.{}", index), source.path, source.type, source.field, source.separator, source.records};
   if (source.split) spec.part = {.held_out = source.split->validation, .is_held_out = false};
   return spec;
 }

@@ -18,7 +18,7 @@ void read(std::string_view line) {
     const nlohmann::json value = parse_json(line, "input", {.depth = 64, .bytes = line.size() + 1});
     SCALETRAIN_CHECK(value.is_object() && value.contains(field));
     SCALETRAIN_CHECK(value[field].is_string());
-    SCALETRAIN_CHECK_EQ(value[field].get<std::string>(), found);
+    SCALETRAIN_CHECK(value[field].get_ref<const std::string&>() == found);
   }
 }
 

@@ -101,6 +101,7 @@ std::vector<std::byte> stored(const std::string& name, const std::vector<float>&
 void write_tensors(const fs::path& file, const Checkpoint& checkpoint, const ParamTable& table, DType dtype) {
   const std::vector<HuggingFaceTensor> tensors = peft_tensors(table);
   std::vector<SafetensorsTensor> entries;
+  entries.reserve(tensors.size());
   for (const HuggingFaceTensor& tensor : tensors)
     entries.push_back({.name = tensor.name, .dtype = dtype, .shape = tensor.shape});
   SafetensorsWriter writer(file, entries, {{"format", "pt"}});

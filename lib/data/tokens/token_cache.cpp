@@ -377,9 +377,13 @@ std::uint64_t text_identity(const TextSource& source, std::size_t file, const Fi
                             const Tokenizer& tokenizer) {
   const TextFile& alone = source.files[file];
   const bool is_text = alone.kind == TextKind::text;
-  return cache_key(
-      {{alone}, source.field, is_text ? source.separator : std::nullopt, source.on_bad_record, source.instructions, source.part},
-      tokenizer, {content});
+  return cache_key({{alone},
+                    source.field,
+                    is_text ? source.separator : std::nullopt,
+                    source.on_bad_record,
+                    source.instructions,
+                    source.part},
+                   tokenizer, {content});
 }
 
 std::unique_ptr<TokenFile> open_verified_cache(const std::filesystem::path& path, std::uint64_t identity) {

@@ -55,7 +55,7 @@ struct TextSource {
   std::optional<std::string> separator;  // text: a line that ends a document
   BadRecordPolicy on_bad_record = BadRecordPolicy::fail;
   std::optional<InstructionRules> instructions{};  // all files are JSONL of such records; nothing: of text
-  std::optional<DocumentPart> part{};  // of the documents; nothing: all
+  std::optional<DocumentPart> part{};              // of the documents; nothing: all
 };
 
 inline constexpr std::string_view token_cache_extension = ".tokens";

@@ -211,7 +211,7 @@ std::string shortage_text(const PlanFacts& facts) {
 }
 
 std::string steps_text(const PlanFacts& facts) {
-  const std::string steps = grouped_digits(static_cast<std::uint64_t>(facts.phase.num_steps));
+  std::string steps = grouped_digits(static_cast<std::uint64_t>(facts.phase.num_steps));
   switch (facts.options.step_count) {
     case StepCount::exact:
       return steps;

@@ -170,6 +170,11 @@ std::vector<AttentionRow> attention_rows() {
       {2, 65, 65, 4, 2, 40, 0, 0, none, strided, 1.0, 16, 3.0},
       {1, 257, 257, 1, 1, 8, 0, 0, none, fused, 1.0, 256},
       {1, 131, 131, 2, 1, 72, 5, 5, none, fused, 1.0, 40, 4.0},
+      {1, 63, 63, 2, 1, 16, 0, 0, none, fused, 1.0, 62},
+      {1, 17, 17, 3, 3, 16, 0, 0, docs, strided, 1.0, 4, 0.25},
+      {1, 31, 31, 2, 2, 8, 0, 0, none, apart, 1.0, 2},
+      {2, 11, 11, 4, 2, 12, 0, 0, none, fused, 1.0, 0, 1.25},
+      {1, 96, 96, 2, 1, 48, 0, 0, none, fused, 1.0, 31},
       // The library's, but the last.
       {2, 128, 128, 2, 1, 64, 0, 0, none, fused},
       {3, 128, 128, 2, 2, 64, 0, 0, none, fused},

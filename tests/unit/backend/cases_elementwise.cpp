@@ -114,7 +114,7 @@ std::vector<Case> scale_columns_cases() {
     c.run = [=](Device& device) {
       const View own = device.put(narrow_values, {e.rows, e.columns});
       const Strided part{device.put(normal(key + "wide", e.rows * wide), {e.rows, wide}), 8, e.columns};
-      part.set(narrow_values);
+      part.set(device.rounded(narrow_values));
       ScaleColumns op{.input = own, .output = own, .input_stride = e.columns, .output_stride = e.columns};
       op.scale = scale;
       if (kind == 0) {
@@ -127,7 +127,7 @@ std::vector<Case> scale_columns_cases() {
       device.run(op);
       if (kind != 1) return std::vector<Output>{{"output", Device::get(own)}};
       const Values result = part.get();
-      part.set(narrow_values);
+      part.set(device.rounded(narrow_values));
       return std::vector<Output>{{"output", result}, {"gaps", Device::get(part.whole), Kind::around}};
     };
     Values sizes;

@@ -4,12 +4,10 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/error.h"
@@ -17,148 +15,15 @@
 #include "data/corpus/inspection.h"
 #include "data/corpus/megatron_writer.h"
 #include "data/dataset.h"
-#include "data/source_files.h"
 #include "dataset_scene.h"
 #include "packed_text.h"
+#include "small_corpus.h"
 #include "support/text.h"
 #include "token_files.h"
 
 using namespace scaletrain;
 using namespace scaletrain::test;
 namespace fs = std::filesystem;
-
-namespace {
-
-// Megatron's pair as its format's description says, read without a line of the program's.
-struct ReadPair {
-  std::vector<std::vector<std::int64_t>> documents;
-  int code = 0;
-};
-template <class T>
-T number_at(const std::string& bytes, std::size_t offset) {
-  REQUIRE(offset + sizeof(T) <= bytes.size());
-  T value;
-  std::memcpy(&value, bytes.data() + offset, sizeof(T));
-  return value;
-}
-ReadPair read_pair(const fs::path& stem) {
-  const std::string idx = TempFolder::read(stem.string() + ".idx");
-  const std::string bin = TempFolder::read(stem.string() + ".bin");
-  ReadPair pair;
-  REQUIRE(idx.substr(0, 9) == std::string("MMIDIDX\0\0", 9));
-  REQUIRE(number_at<std::uint64_t>(idx, 9) == 1);
-  pair.code = number_at<std::uint8_t>(idx, 17);
-  REQUIRE((pair.code == 8 || pair.code == 4));
-  const std::size_t width = pair.code == 8 ? 2 : 4;
-  const auto sequences = number_at<std::uint64_t>(idx, 18);
-  const auto entries = number_at<std::uint64_t>(idx, 26);
-  REQUIRE(idx.size() == 34 + sequences * 12 + entries * 8);
-  std::uint64_t end = 0;
-  for (std::uint64_t d = 0; d + 1 < entries; ++d) {
-    const auto first = number_at<std::int64_t>(idx, 34 + sequences * 12 + d * 8);
-    const auto last = number_at<std::int64_t>(idx, 34 + sequences * 12 + (d + 1) * 8);
-    pair.documents.emplace_back();
-    for (auto s = static_cast<std::size_t>(first); s < static_cast<std::size_t>(last); ++s) {
-      const auto length = number_at<std::int32_t>(idx, 34 + s * 4);
-      const auto pointer = number_at<std::int64_t>(idx, 34 + sequences * 4 + s * 8);
-      REQUIRE(static_cast<std::uint64_t>(pointer) == end);
-      for (std::int32_t t = 0; t < length; ++t, end += width)
-        pair.documents.back().push_back(width == 2 ? number_at<std::uint16_t>(bin, end)
-                                                   : number_at<std::int32_t>(bin, end));
-    }
-  }
-  REQUIRE(end == bin.size());
-  return pair;
-}
-
-// As text; token 256 as '|'.
-std::vector<std::string> texts_of(const fs::path& stem) {
-  std::vector<std::string> texts;
-  for (const auto& document : read_pair(stem).documents) {
-    texts.emplace_back();
-    for (const std::int64_t token : document) texts.back() += token == 256 ? '|' : static_cast<char>(token);
-  }
-  return texts;
-}
-
-std::string words(std::size_t seed, std::size_t size) {
-  std::string text;
-  for (std::size_t i = 0; text.size() < size; ++i) text += std::to_string((seed * 7919 + i) * 2654435761u % 9973) + " ";
-  text.resize(size);
-  return text;
-}
-
-std::string json_line(const std::string& text) {
-  return nlohmann::json({{"id", 1}, {"text", text}}).dump() + "\n";
-}
-
-// A folder with text, JSONL of many lines, packed and not, and below, so that a build has some ten batches; one
-// document is longer than four of them.
-struct SmallCorpus {
-  TempFolder folder;
-  ByteTokenizer tokenizer;
-  std::vector<std::string> messages;
-  std::vector<std::string> documents;  // with '|'
-
-  SmallCorpus() {
-    const auto keep = [this](const std::string& text) { documents.push_back(text + "|"); };
-    folder.write("in/a.txt", words(1, 4'500'001));
-    keep(words(1, 4'500'001));
-    std::string lines;
-    for (std::size_t i = 0; i < 1500; ++i) {
-      const std::string text = i == 77 ? "" : words(i, i * 37 % 2999 + 1);
-      lines += json_line(text) + (i % 100 == 3 ? "\n \t\n" : "");
-      if (!text.empty()) keep(text);
-    }
-    folder.write("in/b.jsonl", lines);
-    std::string packed;
-    for (std::size_t i = 0; i < 300; ++i) {
-      packed += json_line(words(i + 9000, 501));
-      keep(words(i + 9000, 501));
-    }
-    folder.write("in/c/d.jsonl.gz", gzipped(packed.substr(0, 70'001)) + gzipped(packed.substr(70'001)));
-    for (int i = 0; i < 9; ++i) {
-      const std::string text = words(static_cast<std::size_t>(i) + 500, 1001);
-      folder.write("in/d/" + std::to_string(i) + ".txt.zst", zstandard(text));
-      keep(text);
-    }
-  }
-
-  CorpusRequest request(const std::string& output) {
-    CorpusRequest request;
-    request.sources = {(folder / "in").string()};
-    request.tokenizer = &tokenizer;
-    request.tokenizer_name = "bytes";
-    request.output = (folder / output).string();
-    request.threads = 2;
-    request.report = [this](const std::string& message) { messages.push_back(message); };
-    return request;
-  }
-};
-
-std::string all_bytes(const fs::path& stem) {
-  return TempFolder::read(stem.string() + ".bin") + TempFolder::read(stem.string() + ".idx") +
-         TempFolder::read(stem.string() + ".build.json");
-}
-
-struct Stopped {};
-
-// Builds as one that is stopped at batch number `stop`; true once it was not.
-bool build_until(CorpusRequest request, int stop) {
-  int batches = 0;
-  request.record_seconds = 0.0;
-  request.progress = [&](std::uint64_t, std::uint64_t) {
-    if (++batches > stop) throw Stopped();
-  };
-  try {
-    build_corpus(request);
-    return true;
-  } catch (const Stopped&) {
-    return false;
-  }
-}
-
-}  // namespace
 
 TEST_CASE("a build holds every document of every file in the order of paths, as Megatron's description has it") {
   SmallCorpus corpus;
@@ -467,138 +332,6 @@ TEST_CASE("an unfinished build of other options is not thrown away unasked, and 
   request.output = (corpus.folder / "changing").string();
   request.progress = [&](std::uint64_t, std::uint64_t) { corpus.folder.write("in/d/0.txt.zst", zstandard("other")); };
   CHECK(contains(message_of<InputError>([&] { build_corpus(request); }), "a source has changed while it was read"));
-}
-
-TEST_CASE("a build that replaces others leaves no part of them, and nothing that no build has made goes") {
-  SmallCorpus corpus;
-  CorpusRequest request = corpus.request("out");
-  request.split = {80, 10, 10};
-  build_corpus(request);
-  corpus.folder.write("out-mine.bin", "mine");
-  corpus.folder.write("out.idx", "mine");
-  REQUIRE(fs::exists(corpus.folder / "out-test.bin"));
-  request.split = {90, 10};
-  request.overwrites = true;
-  build_corpus(request);
-  for (const char* const ending : {".bin", ".idx", ".build.json"}) {
-    CAPTURE(ending);
-    CHECK(fs::exists(corpus.folder / (std::string("out-validation") + ending)));
-    CHECK_FALSE(fs::exists(corpus.folder / (std::string("out-test") + ending)));
-  }
-  CHECK(fs::exists(corpus.folder / "out-mine.bin"));
-  CHECK(fs::exists(corpus.folder / "out.idx"));
-}
-
-TEST_CASE("a build whose unfinished files were cut begins anew, and says so") {
-  SmallCorpus corpus;
-  CorpusRequest request = corpus.request("whole");
-  build_corpus(request);
-  request.output = (corpus.folder / "out").string();
-  for (const char* const ending : {"out.bin", "out.documents"}) {
-    CAPTURE(ending);
-    request.overwrites = true;
-    request.appends_end = !request.appends_end;
-    REQUIRE_FALSE(build_until(request, 7));
-    fs::resize_file(corpus.folder / ".out.building" / ending, 1);
-    std::vector<std::string> told;
-    request.report = [&told](const std::string& text) { told.push_back(text); };
-    const CorpusResult result = build_corpus(request);
-    CHECK_FALSE(result.went_on);
-    REQUIRE(told.size() == 1);
-    CHECK(contains(told[0], "what an earlier build has left there was cut: built anew"));
-    request.report = {};
-  }
-  CHECK((all_bytes(corpus.folder / "out") == all_bytes(corpus.folder / "whole")));
-}
-
-TEST_CASE("what a build that has failed leaves is in no other build's way") {
-  SmallCorpus corpus;
-  std::string lines;
-  for (std::size_t i = 0; i < 40'000; ++i) lines += i == 30'000 ? "nonsense\n" : json_line(words(i, 60));
-  corpus.folder.write("in/b.jsonl", lines);
-  CorpusRequest request = corpus.request("out");
-  CHECK_THROWS_AS(build_corpus(request), BadRecordError);
-  REQUIRE(fs::exists(corpus.folder / ".out.building"));
-  // The line is mended.
-  lines.replace(lines.find("nonsense\n"), 9, json_line("mended"));
-  corpus.folder.write("in/b.jsonl", lines);
-  CHECK_FALSE(build_corpus(request).went_on);
-  request.output = (corpus.folder / "other").string();
-  build_corpus(request);
-  CHECK((all_bytes(corpus.folder / "out") == all_bytes(corpus.folder / "other")));
-}
-
-TEST_CASE("builds of one output that begin and end together hinder each other, and never more") {
-  SmallCorpus corpus;
-  corpus.folder.write("one.txt", words(1, 50));
-  for (int round = 0; round < 60; ++round) {
-    CAPTURE(round);
-    const std::string name = "race-" + std::to_string(round);
-    std::atomic<int> num_built{0};
-    std::vector<std::string> problems(3);
-    std::vector<std::thread> builders;
-    for (std::string& problem : problems)
-      builders.emplace_back([&] {
-        CorpusRequest request = corpus.request(name);
-        request.sources = {(corpus.folder / "one.txt").string()};
-        try {
-          build_corpus(request);
-          ++num_built;
-        } catch (const std::exception& error) {
-          problem = error.what();
-        }
-      });
-    for (std::thread& builder : builders) builder.join();
-    CHECK(num_built > 0);
-    for (const std::string& problem : problems)
-      CHECK_MESSAGE((problem.empty() || contains(problem, "another process builds there now")), problem);
-    CHECK(fs::exists(corpus.folder / (name + ".build.json")));
-    CHECK_FALSE(fs::exists(corpus.folder / ("." + name + ".building")));
-  }
-  for (const auto& entry : fs::directory_iterator(corpus.folder.path()))
-    CHECK_FALSE(contains(entry.path().filename().string(), ".left-"));
-}
-
-TEST_CASE("shards beside the file that they were merged to are not read again") {
-  SmallCorpus corpus;
-  CorpusRequest request = corpus.request("out/corpus");
-  fs::create_directories(corpus.folder / "out");
-  request.shards = 2;
-  for (request.shard = 0; request.shard < 2; ++request.shard) build_corpus(request);
-  const auto files = [&](std::vector<std::string>* told) {
-    std::vector<std::string> names;
-    const SourceSpec spec{"data.train.0", (corpus.folder / "out").string(), SourceKind::automatic, "text", {}};
-    for (const FoundFile& file : find_files(spec, [told](const std::string& text) {
-           if (told != nullptr) told->push_back(text);
-         }))
-      names.push_back(file.path.filename().string());
-    return names;
-  };
-  CHECK(files(nullptr) == std::vector<std::string>{"corpus-00000-of-00002.bin", "corpus-00001-of-00002.bin"});
-  merge_corpus(request.output, false);
-  std::vector<std::string> told;
-  CHECK(files(&told) == std::vector<std::string>{"corpus.bin"});
-  REQUIRE(told.size() == 1);
-  CHECK(contains(told[0], "corpus-00000-of-00002.bin and 1 more like it were merged to a file that lies beside them"));
-  // Of another build they are files of their own.
-  request.appends_end = false;
-  request.overwrites = true;
-  request.shard = 0;
-  build_corpus(request);
-  CHECK(files(nullptr) == std::vector<std::string>{"corpus-00000-of-00002.bin", "corpus.bin"});
-}
-
-TEST_CASE("a folder with files of kinds that cannot be read is verified all the same, and names them") {
-  SmallCorpus corpus;
-  corpus.folder.write("mixed/a.txt", "one");
-  corpus.folder.write("mixed/b.npz", "no text");
-  corpus.folder.write("mixed/c.jsonl", "{\"text\": 1}\n");
-  const Inspection all = verify_data((corpus.folder / "mixed").string(), {});
-  REQUIRE(all.files.size() == 3);
-  CHECK_FALSE(all.files[0].problem.has_value());
-  CHECK(contains(all.files[1].problem.value_or(""),
-                 "PATH: " + (corpus.folder / "mixed/b.npz").string() + " looks like no text, JSONL or token file"));
-  CHECK(contains(all.files[2].problem.value_or(""), "expected a string"));
 }
 
 TEST_CASE("bad records stop a build by file and line, or are counted, the same however it is built") {

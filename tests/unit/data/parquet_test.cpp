@@ -35,6 +35,7 @@ std::string parquet_document(int i) {
 }
 std::vector<std::string> parquet_documents(int modulus = 100) {
   std::vector<std::string> all;
+  all.reserve(100);
   for (int i = 0; i < 100; ++i) all.push_back(parquet_document(i % modulus));
   return all;
 }
