@@ -423,7 +423,10 @@ void check_keys_are_used(const SourceSpec& spec, const std::vector<FoundFile>& f
       if (file.kind != FileKind::jsonl)
         throw UserError(
             fmt::format("{}: {} is {}, and records: {} are lines of JSONL; name such files alone, or say type: jsonl",
-                        path_key(spec), file.path.string(), file.kind == FileKind::text ? "text" : "a token file",
+                        path_key(spec), file.path.string(),
+                        file.kind == FileKind::text      ? "text"
+                        : file.kind == FileKind::parquet ? "Parquet"
+                                                         : "a token file",
                         to_text(spec.records)));
   }
   if (spec.separator && none_is(FileKind::text)) {

@@ -194,6 +194,8 @@ void check_format(const ExportArguments& arguments) {
   if (rounds && arguments.format != "gguf")
     throw UserError(
         fmt::format("--dtype: {} is of --to gguf; a Hugging Face folder holds fp32, bf16 or fp16", arguments.dtype));
+  if (arguments.adapter && arguments.format == "gguf")
+    throw UserError("--adapter: it is of --to huggingface; without it the adapters are merged into the GGUF file");
   if (!arguments.data.empty() && !rounds)
     throw UserError("--data: it is what rounding to --dtype int8 or int4 is measured on; remove the option");
   if (arguments.batches > 0 && !rounds)

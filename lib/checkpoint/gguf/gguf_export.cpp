@@ -62,6 +62,12 @@ const GgufFamily& family_of(const ModelConfig& model, const json& config) {
     throw UserError(
         "--to gguf: model.activation: gelu is not what llama.cpp computes in a GPT-2, which is gelu_tanh; --to "
         "huggingface has it");
+  if (model.window.tokens && *model.window.tokens < model.context)
+    throw UserError(
+        fmt::format("--to gguf: model.window.tokens: {} is not what llama.cpp computes with {}, whose attention "
+                    "reaches all before; "
+                    "--to huggingface has it",
+                    *model.window.tokens, family->architecture));
   if (model.rope_scaling.type == RopeScalingKind::llama3 && !family->scales_rope)
     throw UserError(fmt::format(
         "--to gguf: model.rope_scaling: llama3 is not supported with {} there; --to huggingface has it", type));
