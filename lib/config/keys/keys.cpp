@@ -1,149 +1,19 @@
-// The key table: one row per key, in the order of the file. A row's helper names the kind of value; FIELD names the
-// member.
+// The key table: one row per key, in the order of the file (key_rows.h: how a row is written). The sections model and
+// data have files of their own.
 #include "config/keys/keys.h"
 
 #include <fmt/core.h>
 
 #include <utility>
 
-#include "config/keys/key_codecs.h"
-#include "config/keys/key_table.h"
+#include "config/keys/key_rows.h"
 #include "config/keys/number_text.h"
-#include "config/keys/unsupported.h"
 
 namespace scaletrain {
 
+using namespace key_rows;  // NOLINT(google-build-using-namespace)
+
 namespace {
-
-constexpr auto freely = ResumeRule::freely;
-constexpr auto with_notice = ResumeRule::with_notice;
-constexpr auto never = ResumeRule::never;
-
-// Large enough for any model or cluster, small enough that products of two or three of them stay below 2^63.
-constexpr std::int64_t kMaxLayers = 4096;
-constexpr std::int64_t kMaxWidth = std::int64_t{1} << 20;
-constexpr std::int64_t kMaxFfn = std::int64_t{1} << 22;
-constexpr std::int64_t kMaxContext = std::int64_t{1} << 28;
-constexpr std::int64_t kMaxVocab = (std::int64_t{1} << 31) - 1;  // token ids are 32-bit integers
-constexpr std::int64_t kMaxBatch = std::int64_t{1} << 30;
-constexpr double kMostEpochs = 1e6;  // leaves room for what they are multiplied with
-constexpr std::int64_t kMaxDegree = std::int64_t{1} << 20;
-constexpr std::int64_t kMaxCount = std::int64_t{1} << 62;
-
-struct Words {
-  std::string path;
-  std::string unit;
-  std::string meaning;
-  ResumeRule resume = freely;
-  std::string fallback = {};  // where the default is no constant
-};
-
-// A generic member accessor: const in, const out.
-#define FIELD(member) ([](auto& record) -> auto& { return record.member; })
-
-template <class Record, class Codec, class Field>
-Key<Record> row(Words words, Codec codec, Field field) {
-  Key<Record> key;
-  if (words.fallback.empty()) {
-    const Record fresh{};
-    words.fallback = codec.text(field(fresh));
-  }
-  key.info = {words.path, codec.type(), words.unit, words.fallback, words.meaning, words.resume};
-  if constexpr (requires { codec.not_yet; }) codec.not_yet = unsupported_values_of(words.path);
-  if constexpr (requires { codec.codec.not_yet; }) codec.codec.not_yet = unsupported_values_of(words.path);
-  key.read = [codec, field](const YamlNode& node, const std::string& path, Record& record, ReadContext& context) {
-    const std::string problem = codec.parse(node, field(record));
-    if (problem.empty()) return;
-    const std::string later = node.kind == YamlNode::Kind::scalar ? unsupported_word(path, node.text) : std::string();
-    context.refuse(node.place, path, later.empty() ? problem : later);
-  };
-  key.write = [codec, field](const Record& record) { return codec.text(field(record)); };
-  key.copy = [field](const Record& from, Record& to) { field(to) = field(from); };
-  return key;
-}
-
-// Rows of the whole config.
-template <class Codec, class Field>
-Key<Config> top(Words words, Codec codec, Field field) {
-  return row<Config>(std::move(words), std::move(codec), std::move(field));
-}
-
-template <class Codec>
-OptionalCodec<Codec> optional(Codec codec, std::string_view word = {}) {
-  if constexpr (requires { codec.besides; }) codec.besides = word;
-  return {std::move(codec), word};
-}
-
-IntegerCodec at_least(std::int64_t least, std::int64_t most = kMaxCount) {
-  return {least, most};
-}
-NumberCodec positive(double most = 1e12) {
-  return {0.0, most, Bounds::open_below};
-}
-TextCodec path_text() {
-  return {TextRule::path};
-}
-
-// Whether an item of a list stands in the config: of validation sets those that a source holds out do not.
-template <class Item>
-bool is_written(const Item&) {
-  return true;
-}
-template <>
-bool is_written(const ValidationConfig& set) {
-  return !set.held_out_of;
-}
-
-// A list of records that have a table of their own.
-template <class Item, class Field>
-Key<Config> list_row(const Words& words, const std::string& type, const KeyTable<Item>& table, Field field) {
-  Key<Config> key;
-  key.info = {words.path, type, words.unit, words.fallback, words.meaning, words.resume};
-  key.read = [&table, field](const YamlNode& node, const std::string& path, Config& config, ReadContext& context) {
-    if (node.kind == YamlNode::Kind::null) return;
-    if (node.kind != YamlNode::Kind::list)
-      return context.refuse(node.place, path,
-                            "expected a list, found " + describe(node) + list_hint(table, node, path));
-    auto& items = field(config);
-    items.clear();
-    for (std::size_t i = 0; i < node.items.size(); ++i) {
-      const std::string item_path = fmt::format("{}.{}", path, i);
-      context.given[item_path] = node.items[i].place;
-      read_record(table, node.items[i], item_path, items.emplace_back(), context);
-    }
-  };
-  key.write_items = [&table, field](const Config& config) {
-    std::vector<std::string> out;
-    for (const Item& item : field(config))
-      if (is_written(item)) out.push_back(write_record(table, item));
-    return out;
-  };
-  key.write = [write_items = key.write_items](const Config& config) {
-    std::string out = "[";
-    for (const std::string& item : write_items(config)) out += (out.size() > 1 ? ", " : "") + item;
-    return out + "]";
-  };
-  return key;
-}
-
-// An optional section: null, or a mapping with a table of its own.
-template <class Item, class Record = Config, class Field>
-Key<Record> section_row(const Words& words, const KeyTable<Item>& table, Field field) {
-  Key<Record> key;
-  key.info = {words.path, "mapping or null", words.unit, "null", words.meaning, words.resume};
-  key.read = [&table, field](const YamlNode& node, const std::string& path, Record& config, ReadContext& context) {
-    field(config).reset();
-    if (node.kind == YamlNode::Kind::null) return;
-    Item item{};
-    read_record(table, node, path, item, context);
-    field(config) = std::move(item);
-  };
-  key.write = [&table, field](const Record& config) {
-    const auto& item = field(config);
-    return item ? write_record(table, *item) : std::string("null");
-  };
-  return key;
-}
 
 Key<Config> betas_row() {
   Key<Config> key;
@@ -210,12 +80,6 @@ Key<Config> checkpoint_every_row() {
   return key;
 }
 
-// A key that may be left out for what others say: the resolved config has its value all the same.
-Key<Config> spelled_out(Key<Config> key, std::string (*text)(const ModelConfig& model)) {
-  key.write = [text](const Config& config) { return text(config.model); };
-  return key;
-}
-
 void add_run(KeyTable<Config>& table) {
   table.push_back(top({"run.name", "", "Names the run's folder where run.directory does not: runs/NAME."},
                       TextCodec{TextRule::plain_name}, FIELD(run.name)));
@@ -242,166 +106,6 @@ void add_run(KeyTable<Config>& table) {
                        "Launch what the steps have in common as CUDA graphs: less work for the host, and for the GPU "
                        "the same, to the bit; GPUs only."},
                       BoolCodec(), FIELD(run.cuda_graphs)));
-}
-
-void add_model(KeyTable<Config>& table) {
-  table.push_back(top({"model.preset", "", "A known model; any other key of this section overrides it."},
-                      optional(PresetCodec()), FIELD(model.preset)));
-  table.push_back(
-      top({"model.layers", "", "Transformer layers.", never}, at_least(1, kMaxLayers), FIELD(model.layers)));
-  table.push_back(
-      top({"model.hidden", "", "Width of the residual stream; a multiple of heads unless head_dim is set.", never},
-          at_least(1, kMaxWidth), FIELD(model.hidden)));
-  table.push_back(top({"model.heads", "", "Attention heads.", never}, at_least(1, kMaxWidth), FIELD(model.heads)));
-  table.push_back(
-      top({"model.kv_heads", "", "Key and value heads; fewer than heads: grouped-query attention.", never, "heads"},
-          at_least(1, kMaxWidth), FIELD(model.kv_heads)));
-  table.push_back(spelled_out(top({"model.head_dim", "", "Size of a head; auto: hidden / heads.", never},
-                                  optional(at_least(1, kMaxWidth), "auto"), FIELD(model.head_dim)),
-                              [](const ModelConfig& model) { return std::to_string(model.head_size()); }));
-  table.push_back(top({"model.ffn_hidden", "", "Width inside the feed-forward block.", never, "4 * hidden"},
-                      at_least(1, kMaxFfn), FIELD(model.ffn_hidden)));
-  table.push_back(top({"model.context", "tokens", "Tokens per training sample.", never}, at_least(1, kMaxContext),
-                      FIELD(model.context)));
-  table.push_back(
-      top({"model.vocab", "tokens", "Vocabulary; auto: the tokenizer's size with its special tokens.", never},
-          optional(at_least(1, kMaxVocab), "auto"), FIELD(model.vocab)));
-  table.push_back(top({"model.norm", "", "Kind of normalisation.", never}, EnumCodec<NormKind>(), FIELD(model.norm)));
-  table.push_back(top({"model.norm_epsilon", "", "Added to the variance inside the normalisation.", never},
-                      positive(1.0), FIELD(model.norm_epsilon)));
-  table.push_back(top({"model.activation", "", "Activation of the feed-forward block.", never},
-                      EnumCodec<ActivationKind>(), FIELD(model.activation)));
-  table.push_back(
-      top({"model.position", "", "How positions enter: a learned table, or rotation of queries and keys.", never},
-          EnumCodec<PositionKind>(), FIELD(model.position)));
-  table.push_back(top({"model.rope_theta", "", "Base of the rotation frequencies (position: rope).", never}, positive(),
-                      FIELD(model.rope_theta)));
-  table.push_back(
-      top({"model.rope_scaling.type", "",
-           "How rotation frequencies are divided for longer contexts: linear: all by the factor; llama3: as "
-           "Llama 3.1, those of few turns.",
-           never},
-          EnumCodec<RopeScalingKind>(), FIELD(model.rope_scaling.type)));
-  table.push_back(
-      top({"model.rope_scaling.factor", "", "What frequencies are divided by (type: linear, llama3).", never},
-          positive(), FIELD(model.rope_scaling.factor)));
-  table.push_back(top({"model.rope_scaling.low_frequency_factor", "",
-                       "Frequencies that turn less often within original_context are divided (type: llama3).", never},
-                      positive(), FIELD(model.rope_scaling.low_frequency_factor)));
-  table.push_back(top({"model.rope_scaling.high_frequency_factor", "",
-                       "Frequencies that turn more often within original_context stay; in between a share is divided "
-                       "(type: llama3).",
-                       never},
-                      positive(), FIELD(model.rope_scaling.high_frequency_factor)));
-  table.push_back(top({"model.rope_scaling.original_context", "tokens",
-                       "The context that the model was first made for (type: llama3).", never},
-                      at_least(1, kMaxContext), FIELD(model.rope_scaling.original_context)));
-  table.push_back(top({"model.bias", "", "Whether linear layers and layernorms have biases.", never}, BoolCodec(),
-                      FIELD(model.bias)));
-  table.push_back(spelled_out(
-      top({"model.qkv_bias", "", "Whether the maps to query, key and value have biases; auto: as bias says.", never},
-          optional(BoolCodec(), "auto"), FIELD(model.qkv_bias)),
-      [](const ModelConfig& model) { return BoolCodec().text(model.has_qkv_bias()); }));
-  table.push_back(
-      top({"model.qk_norm", "", "Whether each head's query and key pass an RMS norm before their rotation.", never},
-          BoolCodec(), FIELD(model.qk_norm)));
-  table.push_back(top({"model.post_norm", "",
-                       "Whether what attention and the feed-forward block give passes a norm of its own before it is "
-                       "added to the residual stream.",
-                       never},
-                      BoolCodec(), FIELD(model.post_norm)));
-  table.push_back(
-      top({"model.norm_zero_centered", "",
-           "Whether norms multiply by 1 + weight: weights start at 0 and are kept as their distance from one.", never},
-          BoolCodec(), FIELD(model.norm_zero_centered)));
-  table.push_back(top({"model.scale_embeddings", "",
-                       "Whether token embeddings are multiplied by sqrt(hidden) (position: rope).", never},
-                      BoolCodec(), FIELD(model.scale_embeddings)));
-  table.push_back(spelled_out(
-      top({"model.query_pre_attn_scalar", "",
-           "Attention scores are query times key, divided by the square root of this; auto: head_dim.", never},
-          optional(positive(), "auto"), FIELD(model.query_pre_attn_scalar)),
-      [](const ModelConfig& model) { return number_text(model.query_scalar()); }));
-  table.push_back(
-      top({"model.attention_softcap", "", "Attention scores become cap * tanh(score / cap); none: they stay.", never},
-          optional(positive(), "none"), FIELD(model.attention_softcap)));
-  table.push_back(top({"model.logit_softcap", "", "Logits become cap * tanh(logit / cap); none: they stay.", never},
-                      optional(positive(), "none"), FIELD(model.logit_softcap)));
-  table.push_back(top({"model.window.tokens", "tokens",
-                       "How many tokens attention sees, the query's own among them (sliding window); none: all "
-                       "before it.",
-                       never},
-                      optional(at_least(1, kMaxContext), "none"), FIELD(model.window.tokens)));
-  table.push_back(
-      top({"model.window.global_every", "",
-           "The last of so many layers each sees all before it, and has no window; 0: all have windows.", never},
-          at_least(0, kMaxLayers), FIELD(model.window.global_every)));
-  table.push_back(
-      top({"model.window.rope_theta", "",
-           "Base of the rotation frequencies of layers with a window, without rope_scaling (position: rope); auto: "
-           "rope_theta and rope_scaling.",
-           never},
-          optional(positive(), "auto"), FIELD(model.window.rope_theta)));
-  table.push_back(top({"model.tie_embeddings", "", "Whether the output head is the token embedding.", never},
-                      BoolCodec(), FIELD(model.tie_embeddings)));
-  table.push_back(top({"model.dropout", "", "Probability of dropping an activation in training.", never},
-                      NumberCodec{0.0, 1.0, Bounds::open_above}, FIELD(model.dropout)));
-  table.push_back(top({"model.init.type", "", "Distribution of the initial weights.", never}, EnumCodec<InitKind>(),
-                      FIELD(model.init.type)));
-  table.push_back(
-      top({"model.init.std", "",
-           "Standard deviation of initial weights (type: normal) and, whatever the type, of embeddings.", never},
-          positive(1e3), FIELD(model.init.std)));
-  table.push_back(top(
-      {"model.init.scale_residual", "",
-       "Whether projections back into the residual stream start smaller by sqrt(2 * layers) (type: normal).", never},
-      BoolCodec(), FIELD(model.init.scale_residual)));
-  table.push_back(top({"model.init.from", "", "A Hugging Face folder to start from; read at the first start only."},
-                      optional(path_text()), FIELD(model.init.from)));
-}
-
-void add_data(KeyTable<Config>& table) {
-  table.push_back(top({"data.tokenizer.type", "", "How text becomes tokens; ids: token files bring their own.", never},
-                      EnumCodec<TokenizerKind>(), FIELD(data.tokenizer.type)));
-  table.push_back(top({"data.tokenizer.path", "",
-                       "The tokenizer's file or folder: tokenizer.json, or vocab.json with merges.txt (bpe); "
-                       "tokenizer.model (sentencepiece)."},
-                      optional(path_text()), FIELD(data.tokenizer.path)));
-  table.push_back(
-      top({"data.tokenizer.end_of_document", "",
-           "The token that ends a document (ids; bpe, sentencepiece: where the tokenizer does not say).", never},
-          optional(at_least(0, kMaxVocab)), FIELD(data.tokenizer.end_of_document)));
-  table.push_back(
-      top({"data.documents.attention", "",
-           "What a token attends to: all of the sample before it (across), or of its document, whose positions then "
-           "begin at 0 (within, the default where records are no text).",
-           with_notice},
-          EnumCodec<DocumentAttention>(), FIELD(data.documents.attention)));
-  table.push_back(top({"data.documents.loss_across", "",
-                       "Whether a document's first token is predicted from the document before it.", with_notice},
-                      BoolCodec(), FIELD(data.documents.loss_across)));
-  table.push_back(
-      top({"data.instructions.loss", "",
-           "Which tokens of messages, prompts and completions are predicted: the answers' or all.", with_notice},
-          EnumCodec<InstructionLoss>(), FIELD(data.instructions.loss)));
-  table.push_back(
-      top({"data.instructions.chat_template", "",
-           "How messages are written: llama3, llama3-first, qwen3 or chatml; null: by the tokenizer's own template.",
-           with_notice},
-          optional(TextCodec()), FIELD(data.instructions.chat_template)));
-  table.push_back(list_row({"data.train", "", "The mix: text, JSONL, Parquet or token files.", with_notice, "required"},
-                           "list of sources", source_table(), FIELD(data.train)));
-  table.push_back(list_row({"data.validation", "", "Data sets to evaluate on.", freely, "[]"},
-                           "list of validation sets", validation_table(), FIELD(data.validation)));
-  table.push_back(top({"data.cache", "", "Folder for tokenised text; null: SCALETRAIN_CACHE or ~/.cache/scaletrain."},
-                      optional(path_text()), FIELD(data.cache)));
-  table.push_back(top({"data.verify", "", "What a start reads in full to verify it: files that have changed, or all."},
-                      EnumCodec<DataCheck>(), FIELD(data.verify)));
-  table.push_back(top({"data.on_bad_record", "",
-                       "What a line of JSONL or row of Parquet without a document does: fail stops the start, skip "
-                       "counts and tells it.",
-                       with_notice},
-                      EnumCodec<BadRecordPolicy>(), FIELD(data.on_bad_record)));
 }
 
 void add_train(KeyTable<Config>& table) {
@@ -585,73 +289,7 @@ void add_rest(KeyTable<Config>& table) {
                       optional(positive(), "auto"), FIELD(log.peak_tflops)));
 }
 
-// What a source and a validation set have in common.
-template <class Record>
-void add_source_rows(KeyTable<Record>& table, ResumeRule rule) {
-  table.push_back(row<Record>({"type", "", "Kind of the files; auto: by their names and contents.", rule},
-                              EnumCodec<SourceKind>(), FIELD(type)));
-  table.push_back(row<Record>(
-      {"records", "", "What a line of JSONL holds: text, messages of a conversation, or a prompt and its completion.",
-       rule},
-      EnumCodec<RecordKind>(), FIELD(records)));
-  table.push_back(row<Record>({"field", "", "The key (jsonl) or column (parquet) that holds the document.", rule},
-                              TextCodec(), FIELD(field)));
-  table.push_back(
-      row<Record>({"separator", "", "A line that ends a document (text); null: a file is one document.", rule},
-                  optional(TextCodec{TextRule::may_be_empty}), FIELD(separator)));
-}
-
 }  // namespace
-
-const KeyTable<SourceConfig>& source_table() {
-  static const KeyTable<SourceConfig> table = [] {
-    KeyTable<SourceConfig> out;
-    out.push_back(
-        row<SourceConfig>({"path", "", "A file, a folder, or a pattern (web/**/*.jsonl.zst).", with_notice, "required"},
-                          path_text(), FIELD(path)));
-    out.push_back(row<SourceConfig>({"weight", "", "Share of the mix; weights need not sum to 1.", with_notice},
-                                    positive(), FIELD(weight)));
-    out.push_back(
-        row<SourceConfig>({"epochs", "", "Most passes over this source; the mix goes on without it.", with_notice},
-                          optional(positive()), FIELD(epochs)));
-    add_source_rows(out, with_notice);
-    out.push_back(section_row<HoldOutConfig, SourceConfig>(
-        {"split", "", "Holds documents out of text as a validation set, the same ones always; null: none.",
-         with_notice},
-        hold_out_table(), FIELD(split)));
-    return out;
-  }();
-  return table;
-}
-
-const KeyTable<HoldOutConfig>& hold_out_table() {
-  static const KeyTable<HoldOutConfig> table = [] {
-    KeyTable<HoldOutConfig> out;
-    out.push_back(row<HoldOutConfig>(
-        {"validation", "", "Share of the documents that is held out, such as 1%.", with_notice, "required"},
-        ShareCodec(), FIELD(validation)));
-    out.push_back(row<HoldOutConfig>(
-        {"name", "", "Name of the validation set; its metric is validation/NAME/loss.", with_notice, "required"},
-        TextCodec{TextRule::plain_name}, FIELD(name)));
-    return out;
-  }();
-  return table;
-}
-
-const KeyTable<ValidationConfig>& validation_table() {
-  static const KeyTable<ValidationConfig> table = [] {
-    KeyTable<ValidationConfig> out;
-    out.push_back(
-        row<ValidationConfig>({"name", "", "Name of the set; its metric is validation/NAME/loss.", freely, "required"},
-                              TextCodec{TextRule::plain_name}, FIELD(name)));
-    out.push_back(
-        row<ValidationConfig>({"path", "", "A file, a folder, or a pattern (web/**/*.jsonl.zst).", freely, "required"},
-                              path_text(), FIELD(path)));
-    add_source_rows(out, freely);
-    return out;
-  }();
-  return table;
-}
 
 const KeyTable<TaskConfig>& task_table() {
   static const KeyTable<TaskConfig> table = [] {
@@ -741,7 +379,5 @@ const KeyTable<Config>& config_table() {
   }();
   return table;
 }
-
-#undef FIELD
 
 }  // namespace scaletrain

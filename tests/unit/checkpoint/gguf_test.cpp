@@ -281,6 +281,11 @@ TEST_CASE("gguf_exports_are_complete_or_not_there_and_refuse_what_llama_cpp_comp
   ModelConfig scaled = tiny_qwen3_config();
   scaled.rope_scaling = {.type = RopeScalingKind::llama3, .factor = 8.0, .original_context = 4};
   CHECK(contains(refusal(scaled), "llama3 is not supported with qwen3"));
+  ModelConfig windowed = tiny_llama3_config();
+  windowed.window.tokens = windowed.context - 1;
+  CHECK(contains(refusal(windowed), "model.window.tokens: " + std::to_string(windowed.context - 1)));
+  windowed.window.tokens = windowed.context;
+  CHECK(refusal(windowed) == "");
   CHECK(refusal(tiny_llama3_config()) == "");
 
   const ModelConfig model = wide_llama();
