@@ -3,6 +3,7 @@
 source "$(dirname "$0")/common.sh"
 cd "$root"
 install "${build_packages[@]}" "${test_packages[@]}"
+fetch_arrow
 [ -d build/quickstart-data ] || { mkdir -p build && make_quickstart_data build/quickstart-data; }
 
 say "building"

@@ -286,9 +286,6 @@ class Rules {
       refuse({section, "model.init.from"},
              "adapters of a model of random weights would learn little: name the Hugging Face folder that they are for "
              "with model.init.from");
-    if (finetune.lora->dropout > 0 && are_fine({section, section + ".dropout"}))
-      refuse({section + ".dropout", section},
-             fmt::format("{} is not supported yet; use 0", number_text(finetune.lora->dropout)));
     refuse_idle("finetune.freeze", finetune.freeze, FinetuneConfig().freeze, {section},
                 "with finetune.lora nothing but the adapters is trained");
   }

@@ -65,6 +65,15 @@ void freeze_parameters(ParamTable& table, std::span<const std::string> patterns)
   table.freeze(is_chosen);
 }
 
+namespace {
+
+bool has_adapters(const ParamTable& table) {
+  return std::any_of(table.parameters().begin(), table.parameters().end(),
+                     [](const Parameter& parameter) { return parameter.is_adapter; });
+}
+
+}  // namespace
+
 void scale_learning_rates(ParamTable& table, const FinetuneConfig& config) {
   constexpr std::string_view key = "finetune.learning_rates";
   for (const auto& [pattern, factor] : config.learning_rates) {
@@ -77,8 +86,11 @@ void scale_learning_rates(ParamTable& table, const FinetuneConfig& config) {
     }
     if (!matches) throw UserError(unmatched(table, key, pattern));
     if (!trains)
-      throw UserError(fmt::format("{}: all that {} matches is frozen (finetune.freeze); leave one of them out", key,
-                                  quoted(pattern)));
+      throw UserError(fmt::format("{}: all that {} matches is frozen ({}", key, quoted(pattern),
+                                  has_adapters(table)
+                                      ? "finetune.lora): adapters alone are trained, whose names end in .lora_a and "
+                                        ".lora_b"
+                                      : "finetune.freeze); leave one of them out"));
   }
   table.scale_learning_rates([&](const Parameter& parameter) {
     const auto units_behind = static_cast<double>(table.units().size()) - 1 - parameter.unit;

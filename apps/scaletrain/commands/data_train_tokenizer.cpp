@@ -87,7 +87,7 @@ Command add_data_train_tokenizer(CLI::App& app) {
   TokenizerTrainingRequest& request = arguments->request;
   CLI::App* command =
       app.add_subcommand("train-tokenizer", "Train a byte-level BPE on text and write its tokenizer.json");
-  command->add_option("sources", request.sources, "Text and JSONL: files, folders, patterns")
+  command->add_option("sources", request.sources, "Text, JSONL and Parquet: files, folders, patterns")
       ->type_name("PATH")
       ->required();
   command->add_option("--vocab", request.options.vocab, "Tokens, with the special ones and 256 bytes (32K, 50257)")
@@ -105,7 +105,7 @@ Command add_data_train_tokenizer(CLI::App& app) {
                    "A special token (repeatable), which gets the next of the first ids; the default is "
                    "<|endoftext|> alone, which ends a document")
       ->type_name("TEXT")
-      ->expected(1)
+      ->allow_extra_args(false)
       ->take_all();
   command->add_option("--min-count", request.options.least_count, "How often a pair must occur to make a token")
       ->type_name("NUMBER")

@@ -46,6 +46,8 @@ class HuggingFaceModel {
   // Fills every master the store holds, but for those of adapters. Tensors that are missing, superfluous or of another
   // shape are InputErrors by name; known buffers (attn.bias, attn.masked_bias, rotary inv_freq) are skipped.
   void load(ParamStore& store, Stream& stream) const;
+  // The same for whoever fills others of the store's masters next, and then calls ParamStore::values_changed().
+  void load_masters(ParamStore& store) const;
   // A hash of all of the model's tensors, of every byte: the same in whatever files they lie, and wherever. On so many
   // threads; work: counts stretches of some MiB.
   std::uint64_t content(int threads, WorkCount* work = nullptr) const;

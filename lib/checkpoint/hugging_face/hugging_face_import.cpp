@@ -370,6 +370,11 @@ std::uint64_t HuggingFaceModel::content(int threads, WorkCount* work) const {
 }
 
 void HuggingFaceModel::load(ParamStore& store, Stream& stream) const {
+  load_masters(store);
+  store.values_changed(stream);
+}
+
+void HuggingFaceModel::load_masters(ParamStore& store) const {
   const ParamTable& table = store.table();
   std::map<int, std::pair<const HuggingFaceTensor*, HuggingFacePart>> by_parameter;
   const std::vector<HuggingFaceTensor> tensors = hugging_face_tensors(table);
@@ -404,7 +409,6 @@ void HuggingFaceModel::load(ParamStore& store, Stream& stream) const {
   }
   for (auto& [tensor, wanted] : turned) impl_->load_turned(*tensor, std::move(wanted), access);
   access.finish();
-  store.values_changed(stream);
 }
 
 }  // namespace scaletrain

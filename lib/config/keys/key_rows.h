@@ -1,5 +1,5 @@
-// How rows of the key table are written: a row's helper names the kind of value, FIELD names the member. Internal to the
-// files that hold the table.
+// How rows of the key table are written: a row's helper names the kind of value, FIELD names the member. Internal to
+// the files that hold the table.
 #pragma once
 
 #include <fmt/core.h>

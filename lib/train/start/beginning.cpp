@@ -25,8 +25,8 @@ namespace {
 
 // Rank 0 looks at all of its content; that the others have the same is agreed on by samples (data_agreement.h).
 BaseModel base_of_adapters(WorkerParts& parts, const WorkerOptions& options, const std::optional<BaseModel>& known) {
-  return load_base(parts.config, parts.phase.model, known, *parts.store, *parts.stream,
-                   parts.is_first() ? host_threads(options) : 0, options.work);
+  return load_base(parts.config, parts.phase.model, known, *parts.store, parts.is_first() ? host_threads(options) : 0,
+                   options.work);
 }
 
 RunState initial_state(WorkerParts& parts, const WorkerOptions& options) {

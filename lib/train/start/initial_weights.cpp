@@ -98,14 +98,14 @@ void refuse_other_base(const std::string& folder, const BaseModel& base, std::ui
 }
 
 BaseModel load_base(const Config& config, const ModelSpec& model, const std::optional<BaseModel>& known,
-                    ParamStore& store, Stream& stream, int threads, WorkCount* work) {
+                    ParamStore& store, int threads, WorkCount* work) {
   const std::string& folder = config.model.init.from.value();
   if (known && !path_exists(folder)) throw InputError(missing_base(folder));
   const HuggingFaceModel theirs(folder);
   refuse_other_model(theirs, model);
   BaseModel base{.path = folder, .content = threads > 0 ? theirs.content(threads, work) : 0};
   if (known && threads > 0) refuse_other_base("model.init.from: " + folder, *known, base.content);
-  theirs.load(store, stream);
+  theirs.load_masters(store);
   return base;
 }
 

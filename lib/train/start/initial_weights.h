@@ -23,11 +23,12 @@ void check_initial_weights(const Config& config, const ModelSpec& model);
 // What model.init.from says of the model, for load_config: of a run that has a checkpoint, what that holds.
 FolderModel look_at_folder_model(const Config& config);
 
-// The base of adapters: loads it, and says what it is. known: what the checkpoint that the run goes on from says of it;
+// The base of adapters: loads its masters, behind which those of the adapters are to come (ParamStore::values_changed()
+// is theirs to call), and says what it is. known: what the checkpoint that the run goes on from says of it;
 // InputError for a folder of another content, and for one that is missing then. Hashing all of the folder's weights
 // takes `threads`; 0: somebody else does, and it is not looked at.
 BaseModel load_base(const Config& config, const ModelSpec& model, const std::optional<BaseModel>& known,
-                    ParamStore& store, Stream& stream, int threads, WorkCount* work);
+                    ParamStore& store, int threads, WorkCount* work);
 // InputError if the folder's weights are others than the base's.
 void refuse_other_base(const std::string& folder, const BaseModel& base, std::uint64_t content);
 

@@ -81,6 +81,24 @@ TEST_CASE("adapters_resume_to_the_bit_and_on_other_layouts") {
   CHECK(std::stod(trajectory_of(other).evaluations.at({40, "held"})) == doctest::Approx(expected).epsilon(1e-5));
 }
 
+// Masters and compute weights are apart: the base's and the adapters' are gathered together, once.
+TEST_CASE("adapters_in_halves_start_and_resume_on_replicas_with_sharded_optimizer_state") {
+  const std::vector<std::string> on_two = {"parallel.data=2", "precision.compute=bf16"};
+  const auto arguments = [&](const std::string& run, const std::string& steps) {
+    std::vector<std::string> more = on_two;
+    more.push_back("train.steps=" + steps);
+    return lora_run(run, more);
+  };
+  const Ended begun = workspace().run(arguments("lora-halves", "10"));
+  REQUIRE_MESSAGE(begun.exit_code == 0, begun.errors);
+  const Ended on = workspace().run(arguments("lora-halves", "20"));
+  REQUIRE_MESSAGE(on.exit_code == 0, on.errors);
+  const Ended moved = workspace().run(lora_run("lora-halves", {"train.steps=30", "parallel.data=2"}));
+  REQUIRE_MESSAGE(moved.exit_code == 0, moved.errors);
+  const Trajectory found = trajectory_of(workspace() / "lora-halves");
+  CHECK(std::stod(found.evaluations.at({30, "held"})) < std::stod(found.evaluations.at({10, "held"})));
+}
+
 TEST_CASE("a_resume_without_the_adapters_base_or_with_another_one_is_refused_and_one_that_has_moved_is_taken") {
   copy_run(trained(), "lora-based");
   const auto from = [](const std::string& folder) {

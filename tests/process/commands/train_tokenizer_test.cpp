@@ -50,6 +50,10 @@ TEST_CASE("train_tokenizer_overwrites_nothing_unasked_and_refuses_by_name_what_i
   CHECK(replaced.exit_code == 0);
   CHECK(replaced.says("none of the 2 special tokens is known to end a document"));
   CHECK(read_file(workspace() / "kept-bpe" / "tokenizer.json") != before);
+  // What stands behind a special token is a source.
+  CHECK(workspace()
+            .run({"data", "train-tokenizer", "--special", "<a>", "held.txt", "--vocab", "270", "--output", "behind"})
+            .exit_code == 0);
   check_refused(run({"--vocab", "256", "--overwrite"}), 2, {"--vocab: 256 is too small"});
   check_refused(run({"--vocab", "ten", "--overwrite"}), 2, {"--vocab"});
   check_refused(run({"--vocab", "280", "--overwrite", "--pattern", "own"}), 2, {"--pattern"});
