@@ -20,6 +20,8 @@ say "building the program"
 cmake --build --preset release --target scaletrain >/dev/null
 say "model families there and back"
 HF_HUB_OFFLINE=1 "$python" tests/peers/families.py build/release/bin/scaletrain
+say "chat templates"
+"$python" tests/peers/chat.py
 say "adapters in peft"
 HF_HUB_OFFLINE=1 "$python" tests/peers/adapters.py build/release/bin/scaletrain
 say "exports in other programs"

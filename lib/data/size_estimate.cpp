@@ -61,8 +61,11 @@ std::optional<SizeEstimate> estimate_tokens(const SourceConfig& source, const To
   // How much of a record is read, and how samples are packed, no size of a file tells.
   if (source.records != RecordKind::text) return std::nullopt;
   try {
-    const FoundBytes found = find_bytes(source);
+    FoundBytes found = find_bytes(source);
     if (found.bytes == 0 || found.is_compressed) return std::nullopt;
+    if (source.split)
+      found.bytes = static_cast<std::uint64_t>(static_cast<double>(found.bytes) * (1.0 - source.split->validation));
+    if (found.bytes == 0) return std::nullopt;
     if (found.kind == EstimatedKind::tokens) {
       // What token files keep is the smallest type that holds the vocabulary.
       constexpr std::int64_t most_of_16_bits = 1 << 16;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -16,11 +17,13 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/glob.h"
+#include "data/instructions/instruction_encoder.h"
 #include "data/instructions/instruction_source.h"
 #include "data/parquet/parquet_file.h"
 #include "data/source_files.h"
 #include "data/tokens/token_cache.h"
 #include "data/tokens/token_file.h"
+#include "data/tokens/tokenizer.h"
 
 namespace scaletrain {
 
@@ -39,7 +42,7 @@ class SourceCheck {
     // Of files that were not seen nothing can be told.
     if (is_over_()) return;
     check_keys_are_used(spec_, files);
-    if (spec_.records == RecordKind::messages) chat_template_of(config_, {});
+    if (spec_.records == RecordKind::messages) look_at_template();
     UnreadableFiles unreadable;
     for (const FoundFile& file : files) {
       if (is_over_()) break;
@@ -53,6 +56,26 @@ class SourceCheck {
   bool has_text() const { return has_text_; }
 
  private:
+  void look_at_template() const {
+    // A tokenizer that is not there is told as such; where one lies whose files are wrong, by whoever opens it.
+    const auto& path = config_.tokenizer.path;
+    const bool has_files = !path || path_exists(*path);
+    if (!has_files && !config_.instructions.chat_template) return;
+    const ChatTemplate chat = chat_template_of(config_, {});
+    if (!has_files) return;
+    std::unique_ptr<Tokenizer> tokenizer;
+    try {
+      tokenizer = make_tokenizer(config_.tokenizer, std::nullopt);
+    } catch (const InputError&) {
+      return;
+    } catch (const UserError&) {
+      return;
+    }
+    if (!tokenizer->reads_text()) return;
+    // No record is encoded: any context does.
+    const InstructionEncoder refuses({.records = spec_.records, .chat = chat, .context = 1}, *tokenizer);
+  }
+
   void look_at(const FoundFile& file) {
     if (file.kind == FileKind::tokens) {
       look_at_tokens(file);
@@ -106,7 +129,8 @@ class SourceCheck {
 // "KEY: what is wrong", where it begins with a key of the data; else with that of the path.
 InputProblem problem_of(const SourceSpec& spec, const std::string& text, bool is_config) {
   const std::string key = text.substr(0, text.find(": "));
-  if (key.starts_with(spec.key + ".") || key.starts_with("data.documents.") || key.starts_with("data.instructions."))
+  if (key.starts_with(spec.key + ".") || key.starts_with("data.documents.") || key.starts_with("data.instructions.") ||
+      key == "data.tokenizer")
     return {.key = key, .message = text.substr(key.size() + 2), .is_config = is_config};
   return {.key = path_key(spec), .message = text, .is_config = is_config};
 }

@@ -240,6 +240,10 @@ TextFile text_file(const FoundFile& file) {
   return {file.path, file.kind == FileKind::jsonl ? TextKind::jsonl : TextKind::text, compression_of(file.path)};
 }
 
+bool is_option(const SourceSpec& spec) {
+  return spec.key.starts_with("--");
+}
+
 std::string path_key(const SourceSpec& spec) {
   if (spec.part && spec.part->is_held_out && spec.key.ends_with(kSplitKey))
     return spec.key.substr(0, spec.key.size() - kSplitKey.size()) + ".path";
@@ -406,6 +410,17 @@ std::vector<fs::path> list_files(const std::string& path) {
   return entries_of(spec, !is_folder(path), nullptr, {}).files;
 }
 
+namespace {
+
+std::string_view remedy_of_records(const SourceSpec& spec, FileKind kind) {
+  if (kind == FileKind::parquet) return "write its rows as such lines, and name that file";
+  if (kind == FileKind::tokens) return "name such files alone";
+  return is_option(spec) ? "if it holds such lines, have its name end with .jsonl"
+                         : "name such files alone, or say type: jsonl";
+}
+
+}  // namespace
+
 void check_keys_are_used(const SourceSpec& spec, const std::vector<FoundFile>& files) {
   const auto tokens =
       std::find_if(files.begin(), files.end(), [](const FoundFile& file) { return file.kind == FileKind::tokens; });
@@ -421,13 +436,12 @@ void check_keys_are_used(const SourceSpec& spec, const std::vector<FoundFile>& f
   if (spec.records != RecordKind::text) {
     for (const FoundFile& file : files)
       if (file.kind != FileKind::jsonl)
-        throw UserError(
-            fmt::format("{}: {} is {}, and records: {} are lines of JSONL; name such files alone, or say type: jsonl",
-                        path_key(spec), file.path.string(),
-                        file.kind == FileKind::text      ? "text"
-                        : file.kind == FileKind::parquet ? "Parquet"
-                                                         : "a token file",
-                        to_text(spec.records)));
+        throw UserError(fmt::format("{}: {} is {}, and records: {} are lines of JSONL; {}", path_key(spec),
+                                    file.path.string(),
+                                    file.kind == FileKind::text      ? "text"
+                                    : file.kind == FileKind::parquet ? "Parquet"
+                                                                     : "a token file",
+                                    to_text(spec.records), remedy_of_records(spec, file.kind)));
   }
   if (spec.separator && none_is(FileKind::text)) {
     throw UserError(fmt::format("{}.separator: no file of {} is text, so nothing would use it; remove the key",

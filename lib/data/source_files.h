@@ -49,6 +49,8 @@ struct RefusedFile {
 
 // What names the path in messages: a key of the config or an option of the command line.
 std::string path_key(const SourceSpec& spec);
+// An option names the path, beside which no key says how it is read.
+bool is_option(const SourceSpec& spec);
 // The same of what holds documents out: "data.train.0.split".
 std::string split_key(const SourceSpec& spec);
 

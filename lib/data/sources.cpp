@@ -82,11 +82,11 @@ class OpenFoundSource final : public FoundSource {
     for (std::size_t i = 0; i < parts.size(); ++i) opened.push_back(open_part(parts[i], i, identities));
     if (content_.tokens == 0 && spec_.part)
       throw InputError(
-          fmt::format("{}: {}: no document falls to the {:g} % that are {}; choose another share, or name "
-                      "more documents: without a separator a file of text is one",
+          fmt::format("{}: {}: no document falls to the {:g} % that are {}; choose another share, or name more {}",
                       split_key(spec_), spec_.path,
                       100.0 * (spec_.part->is_held_out ? spec_.part->held_out : 1.0 - spec_.part->held_out),
-                      spec_.part->is_held_out ? "held out" : "trained on"));
+                      spec_.part->is_held_out ? "held out" : "trained on",
+                      has_whole_texts() ? "documents: without a separator a file of text is one" : "records"));
     if (content_.tokens == 0)
       throw InputError(fmt::format("{}: {}: there is nothing to read: no document", spec_.key, spec_.path));
     if (record_) {
@@ -97,6 +97,12 @@ class OpenFoundSource final : public FoundSource {
   }
 
  private:
+  // Files of text that are a document each.
+  bool has_whole_texts() const {
+    return !spec_.separator &&
+           std::any_of(files_.begin(), files_.end(), [](const FoundFile& file) { return file.kind == FileKind::text; });
+  }
+
   // Without reading: another process of this host has, and the files are the same ones. False if it has not.
   bool take_known() {
     const auto known = std::find_if(options_.known.begin(), options_.known.end(), [this](const SourceContent& content) {
@@ -168,7 +174,8 @@ class OpenFoundSource final : public FoundSource {
                     .separator = spec_.separator,
                     .on_bad_record = config_.on_bad_record,
                     .instructions = rules_,
-                    .part = spec_.part};
+                    .part = spec_.part,
+                    .can_skip = !is_option(spec_)};
     for (const std::size_t i : places)
       if (!token_files_[i]) text.files.push_back(text_file(files_[i]));
     return text;

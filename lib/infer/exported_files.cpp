@@ -16,6 +16,8 @@
 #include "data/tokens/companion_files.h"
 #include "data/tokens/sentencepiece/model_file.h"
 #include "data/tokens/sentencepiece/sentencepiece_json.h"
+#include "infer/exported_chat.h"
+#include "infer/exported_tokens.h"
 
 namespace scaletrain {
 
@@ -99,30 +101,9 @@ std::string tokenizer_config_text(const TokenizerNames& names, std::int64_t cont
   return config.dump(2) + "\n";
 }
 
-// The id of the token that tokenizer_config.json calls its pad_token.
-std::optional<std::int64_t> pad_of(const std::string& text, const Tokenizer& tokenizer, const std::string& where) {
-  const nlohmann::json config = parse_json(text, where);
-  const auto found = config.find("pad_token");
-  if (found == config.end() || found->is_null()) return std::nullopt;
-  const std::string pad =
-      found->is_object() ? json_string(*found, "content", where) : json_string(config, "pad_token", where);
-  if (const auto added = config.find("added_tokens_decoder"); added != config.end() && added->is_object())
-    for (const auto& [id, token] : added->items())
-      if (token.is_object() && token.value("content", "") == pad) return std::stoll(id);
-  if (!tokenizer.reads_text()) return std::nullopt;
-  const std::vector<std::int32_t> tokens = tokenizer.encode(pad);
-  return tokens.size() == 1 ? std::optional<std::int64_t>(tokens.front()) : std::nullopt;
-}
-
-ExportedFile* find(std::vector<ExportedFile>& files, std::string_view name) {
-  const auto found =
-      std::find_if(files.begin(), files.end(), [&](const ExportedFile& file) { return file.name == name; });
-  return found == files.end() ? nullptr : &*found;
-}
-
 // Writes what is missing into tokenizer_config.json, or the file.
 void complete_tokenizer_config(ExportedText& text, const TokenizerNames& names, std::int64_t context) {
-  ExportedFile* const file = find(text.files, kTokenizerConfigFile);
+  ExportedFile* const file = find_exported(text.files, kTokenizerConfigFile);
   if (file == nullptr) {
     text.files.push_back({kTokenizerConfigFile, tokenizer_config_text(names, context)});
     return;
@@ -141,7 +122,7 @@ void add_byte_tokenizer(ExportedText& text, std::int64_t context) {
                              .end = kByteEndName,
                              .unknown = std::nullopt},
                             context);
-  text.notice = fmt::format(
+  text.folder_notice = fmt::format(
       "the model reads bytes: the tokenizer.json written for it has a token for each, 0 to 255, and {} as {}; text "
       "that "
       "is no UTF-8 only `--tokenizer bytes` reads as it is",
@@ -151,11 +132,11 @@ void add_byte_tokenizer(ExportedText& text, std::int64_t context) {
 // transformers makes merges of a tokenizer.model by ids, which are not the model's own where scores are in another
 // order: it gets a tokenizer.json.
 void add_sentencepiece(ExportedText& text, const fs::path& file, std::int64_t context) {
-  if (find(text.files, "tokenizer.json") != nullptr) return;
+  if (find_exported(text.files, "tokenizer.json") != nullptr) return;
   const SentencePieceModel model = parse_sentencepiece_model(read_text_file(file, file_limit_bytes), file.string());
   std::optional<std::string> json = sentencepiece_json(model, text.tokens.begin);
   if (!json) {
-    text.notice =
+    text.folder_notice =
         "no tokenizer.json is written, which programs without SentencePiece need: there is none for a model of this "
         "kind (not BPE, or with rules of normalisation); its tokenizer.model is there";
     return;
@@ -165,12 +146,11 @@ void add_sentencepiece(ExportedText& text, const fs::path& file, std::int64_t co
 }
 
 void add_names(ExportedText& text, const LoadedModel& model, TokenizerKind kind) {
-  const std::int64_t context = model.config().model.context;
   const std::vector<fs::path> files = model.tokenizer().files();
   if (kind == TokenizerKind::bpe) {
-    complete_tokenizer_config(text, names_of_bpe(files, text.tokens), context);
+    complete_tokenizer_config(text, names_of_bpe(files, text.tokens), text.context);
   } else if (kind == TokenizerKind::sentencepiece) {
-    add_sentencepiece(text, files.front(), context);
+    add_sentencepiece(text, files.front(), text.context);
   }
 }
 
@@ -185,7 +165,7 @@ void add_companions(ExportedText& text, const fs::path& folder) {
 }
 
 void add_generation_config(ExportedText& text) {
-  if (find(text.files, kGenerationConfigFile) != nullptr) return;
+  if (find_exported(text.files, kGenerationConfigFile) != nullptr) return;
   ordered_json config = ordered_json::object();
   if (text.tokens.begin) config["bos_token_id"] = *text.tokens.begin;
   if (!text.tokens.end.empty()) config["eos_token_id"] = ids_json(text.tokens.end);
@@ -193,33 +173,65 @@ void add_generation_config(ExportedText& text) {
   if (!config.empty()) text.files.push_back({kGenerationConfigFile, config.dump(2) + "\n"});
 }
 
+// The run's base model was made for more tokens than the run read at once, and rotated positions are learned nowhere.
+void take_base_context(ExportedText& text, const ModelConfig& ours, const LocatedModel& location) {
+  if (!ours.init.from || ours.position != PositionKind::rope) return;
+  if (ours.rope_scaling.type == RopeScalingKind::llama3)
+    text.context = std::max(text.context, ours.rope_scaling.original_context);
+  const fs::path folder = location.base.empty() ? fs::path(*ours.init.from) : location.base;
+  std::optional<std::int64_t> theirs;
+  try {
+    const ModelConfig base = read_hugging_face_shape(folder).model;
+    const bool is_same = base.layers == ours.layers && base.hidden == ours.hidden &&
+                         base.rope_theta == ours.rope_theta && base.rope_scaling == ours.rope_scaling;
+    if (is_same) theirs = base.context;
+  } catch (const InputError&) {  // moved, or another one by now: the weights do not need it
+  }
+  const std::string run = fmt::format("the run read at most {} tokens at once (model.context)", ours.context);
+  if (!theirs) {
+    text.notices.push_back(
+        fmt::format("the context is {} tokens: {}, and its base model, which may have been made for more, is not in {} "
+                    "any more; its config.json says how many (max_position_embeddings)",
+                    text.context, run, folder.string()));
+  } else if (*theirs > text.context) {
+    text.context = *theirs;
+    text.notices.push_back(
+        fmt::format("the context is {} tokens, that of the base model in {}; {}", *theirs, folder.string(), run));
+  }
+}
+
 }  // namespace
+
+ExportedFile* find_exported(std::vector<ExportedFile>& files, std::string_view name) {
+  const auto found =
+      std::find_if(files.begin(), files.end(), [&](const ExportedFile& file) { return file.name == name; });
+  return found == files.end() ? nullptr : &*found;
+}
 
 ExportedText exported_text(const LoadedModel& model, const LocatedModel& location) {
   ExportedText text;
   const Tokenizer& tokenizer = model.tokenizer();
   const TokenizerKind kind = model.config().data.tokenizer.type;
+  text.context = model.config().model.context;
   const bool is_folder = location.source == ModelSource::hugging_face;
   if (is_folder) {
     text.files = folder_files(location.path);
     text.tokens = read_special_tokens(location.path);
   } else {
     text.files = own_files(tokenizer, kind);
-    const std::span<const std::int32_t> before = tokenizer.before_document();
-    if (!before.empty()) text.tokens.begin = before.front();
-    if (const auto end = tokenizer.end_of_document()) text.tokens.end = {*end};
+    text.tokens = exported_tokens(model, location.path);
+    take_base_context(text, model.config().model, location);
   }
   add_companions(text, location.path);
   if (kind == TokenizerKind::bytes) {
-    add_byte_tokenizer(text, model.config().model.context);
+    add_byte_tokenizer(text, text.context);
   } else {
     add_names(text, model, kind);
   }
-  if (const ExportedFile* const config = find(text.files, kTokenizerConfigFile); config != nullptr && !is_folder)
-    text.tokens.pad = pad_of(config->content, tokenizer, (location.path / kTokenizerConfigFile).string());
+  if (!is_folder) add_chat(text, model, location.path);
   add_generation_config(text);
   if (kind == TokenizerKind::ids && !is_folder)
-    text.notice =
+    text.folder_notice =
         "the folder has no tokenizer files: the model was trained on ready-made token ids. Put the files of the "
         "tokenizer that made them there";
   return text;

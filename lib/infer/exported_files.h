@@ -6,6 +6,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/hugging_face/hugging_face.h"
@@ -15,9 +16,15 @@ namespace scaletrain {
 
 struct ExportedText {
   std::vector<ExportedFile> files;
-  SpecialTokens tokens;  // of config.json
-  std::string notice;    // for the user: what a reader of the folder must know; may be empty
+  SpecialTokens tokens;      // of config.json
+  std::int64_t context = 0;  // how many tokens its readers may give the model
+  // For the user: what a reader must know, of whatever format, and of a folder beside that; may be empty.
+  std::vector<std::string> notices;
+  std::string folder_notice;
 };
+
+// Nothing: there is none of this name.
+ExportedFile* find_exported(std::vector<ExportedFile>& files, std::string_view name);
 
 // `model` is of `location`, and of a Hugging Face folder it was opened without saying how its text is read. InputError
 // for files that are damaged or cannot be read.

@@ -41,7 +41,9 @@ std::int64_t steps_of_epochs(double epochs, std::int64_t samples, std::int64_t c
   // Less than a sample is one.
   const std::int64_t wanted = std::max<std::int64_t>(1, static_cast<std::int64_t>(all)) - consumed;
   if (wanted <= 0) return 0;
-  if (left && *left >= wanted && *left < checked_mul(ceil_div(wanted, global_batch), global_batch))
+  // A run of no step at all is no shorter one: its first step is refused.
+  const bool may_be_shorter = consumed > 0 || (left && *left >= global_batch);
+  if (left && may_be_shorter && *left >= wanted && *left < checked_mul(ceil_div(wanted, global_batch), global_batch))
     return *left / global_batch;
   return ceil_div(wanted, global_batch);
 }

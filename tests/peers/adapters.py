@@ -25,6 +25,8 @@ TARGETS = {
     "mistral": ["[down_proj, gate_proj]"],
     "qwen2": ["[all-linear]"],
     "qwen3": ["[all-linear]", "[self_attn.q_proj, mlp.down_proj]"],
+    "gemma": ["[all-linear]", "[self_attn.v_proj, mlp.gate_proj]"],
+    "gemma 2": ["[q_proj, o_proj]"],
 }
 
 

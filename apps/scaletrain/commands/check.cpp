@@ -22,6 +22,7 @@
 #include "config/keys/number_text.h"
 #include "config/load.h"
 #include "data/order/mix.h"
+#include "data/order/sampler.h"
 #include "data/size_estimate.h"
 #include "data/source_check.h"
 #include "host/address.h"
@@ -173,13 +174,18 @@ StepCount count_steps(const Config& config, const std::vector<std::optional<Sour
   }
   phase.num_steps = 1;
   std::int64_t samples = 0;
-  for (const std::optional<SourceSize>& size : sizes) {
+  std::optional<std::int64_t> left = 0;  // by the caps, as the run counts it
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const std::optional<SourceSize>& size = sizes[i];
     if (!size || size->tokens == 0 || size->tokens > static_cast<std::uint64_t>(kMostCounted))
       return StepCount::unknown;
-    samples = checked_add(samples, ceil_div(static_cast<std::int64_t>(size->tokens), phase.model.context));
+    const std::int64_t of_source = ceil_div(static_cast<std::int64_t>(size->tokens), phase.model.context);
+    samples = checked_add(samples, of_source);
+    const auto cap = cap_in_samples(config.data.train[i].epochs, of_source);
+    left = left && cap ? std::optional(checked_add(*left, *cap)) : std::nullopt;
   }
   if (samples == 0) return StepCount::unknown;
-  phase.num_steps = steps_of_epochs(*config.train.epochs, samples, 0, std::nullopt, phase.global_batch);
+  phase.num_steps = steps_of_epochs(*config.train.epochs, samples, 0, left, phase.global_batch);
   return StepCount::estimated;
 }
 

@@ -17,6 +17,7 @@
 #include "checkpoint/catalog.h"
 #include "checkpoint/hugging_face/adapter_export.h"
 #include "checkpoint/hugging_face/hugging_face.h"
+#include "checkpoint/hugging_face/hugging_face_config.h"
 #include "checkpoint/load.h"
 #include "commands.h"
 #include "export_gguf.h"
@@ -185,11 +186,14 @@ struct ExportArguments {
   bool adapter = false;
   std::string base;
   std::vector<std::string> data;
+  RecordsArgument records;
   std::int64_t batches = 0;
 };
 
 // What only one of the formats has.
 void check_format(const ExportArguments& arguments) {
+  if (arguments.output.empty()) throw UserError("--output: a path is expected");
+  arguments.records.check();
   const bool rounds = arguments.dtype == "int8" || arguments.dtype == "int4";
   if (rounds && arguments.format != "gguf")
     throw UserError(
@@ -237,29 +241,36 @@ ExitCode export_model(const ExportArguments& arguments) {
   LocatedModel located = choose_model(arguments.path, arguments.best);
   located.base = arguments.base;
   if (arguments.format == "gguf")
-    return export_as_gguf(
-        located,
-        {.file = arguments.output, .dtype = arguments.dtype, .data = arguments.data, .batches = arguments.batches});
+    return export_as_gguf(located, {.file = arguments.output,
+                                    .dtype = arguments.dtype,
+                                    .data = arguments.data,
+                                    .records = arguments.records.value(),
+                                    .batches = arguments.batches});
   check_export_folder(arguments.output);  // before a large model is read for nothing
   const DType dtype = dtype_of(arguments);
   HuggingFaceExport request{.folder = arguments.output, .model = {}, .dtype = dtype, .tokenizer_files = {}};
   const auto backend = make_reference_backend(DType::f32);
   const auto stream = backend->make_stream();
-  std::optional<LoadedModel> loaded;
-  with_older_named(located, [&] { loaded.emplace(located, *backend, *stream, std::nullopt); });
-  LoadedModel& model = *loaded;
-  request.model = model.config().model;
-  request.model.vocab = model.transformer().spec().vocab;
-  ExportedText text = exported_text(model, located);
-  request.tokens = text.tokens;
-  request.tokenizer_files = std::move(text.files);
+  std::vector<std::string> notices;
+  const auto look_first = [&](LoadedModel& found) {
+    request.model = found.config().model;
+    request.model.vocab = found.transformer().spec().vocab;
+    ExportedText text = exported_text(found, located);
+    request.model.context = text.context;
+    request.tokens = text.tokens;
+    request.tokenizer_files = std::move(text.files);
+    notices = std::move(text.notices);
+    if (!text.folder_notice.empty()) notices.push_back(std::move(text.folder_notice));
+    hugging_face_config_text(request.model, dtype, request.tokens);  // refuses what no family has
+  };
+  LoadedModel model = load_model(located, *backend, *stream, std::nullopt, look_first);
   const TensorReader read = [&](const Parameter& parameter, View out) {
     backend->copy(*stream, model.store().master(parameter.name), out);
     stream->synchronize();
   };
   export_hugging_face(model.store().table(), read, request);
   write_output(fmt::format("{}: a Hugging Face model, {}\n", arguments.output, arguments.dtype));
-  if (!text.notice.empty()) write_message("notice: " + text.notice);
+  for (const std::string& notice : notices) write_message("notice: " + notice);
   return ExitCode::finished;
 }
 
@@ -307,6 +318,7 @@ Command add_checkpoint_export(CLI::App& app) {
                    "much of each as the run's evaluations take")
       ->type_name("PATH")
       ->allow_extra_args(false);
+  arguments->records.declare(*command);
   command
       ->add_option("--batches", arguments->batches, "int8, int4: at most so many batches of 8 samples of each; 0: all")
       ->transform(whole_number(0))

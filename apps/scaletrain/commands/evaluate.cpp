@@ -14,6 +14,7 @@
 #include "base/file.h"
 #include "base/numbers/checked.h"
 #include "base/text.h"
+#include "checkpoint/format/manifest.h"
 #include "commands.h"
 #include "data/dataset.h"
 #include "data/tasks/choice_task.h"
@@ -34,20 +35,12 @@ struct EvaluateArguments {
   std::vector<std::string> models;
   ModelArgument model;  // of each, but for its path
   std::vector<std::string> data;
-  std::string records = "text";    // of --data
-  std::string chat_template;       // empty: the tokenizer's own
+  RecordsArgument records;         // of --data
   std::vector<std::string> tasks;  // NAME=FILE
   std::int64_t batches = 0;
   std::int64_t micro_batch = 8;
   bool json = false;
 };
-
-SetRecords records_of(const EvaluateArguments& arguments) {
-  SetRecords records{.records = RecordKind::text, .chat_template = arguments.chat_template};
-  if (arguments.records == "messages") records.records = RecordKind::messages;
-  if (arguments.records == "prompt_completion") records.records = RecordKind::prompt_completion;
-  return records;
-}
 
 EvaluationResult evaluate_set(LoadedModel& model, const NamedSet& named, std::int64_t samples,
                               std::int64_t micro_batch) {
@@ -88,7 +81,7 @@ SetReport report_on(const EvaluateArguments& arguments, OpenedModel& model, cons
                    .step = model.loaded.step(),
                    .set = named.name,
                    .result = result,
-                   .documents = data_config_of(records_of(arguments), model.loaded.config()).documents,
+                   .documents = data_config_of(arguments.records.value(), model.loaded.config()).documents,
                    .samples = samples,
                    .samples_in_run = {},
                    .difference = {}};
@@ -149,7 +142,20 @@ TaskReport report_on(const EvaluateArguments& arguments, OpenedModel& model, con
           .num_cut = task.num_cut()};
 }
 
-// --tokenizer is of the Hugging Face folders among several models; of checkpoints alone it is refused.
+bool has_adapters(const std::string& path) {
+  const LocatedModel located = locate_model(path);
+  return located.source == ModelSource::checkpoint && read_manifest(located.path).base.has_value();
+}
+
+// Before any of them is measured.
+void check_base(const EvaluateArguments& arguments) {
+  if (!arguments.model.base.empty() && std::none_of(arguments.models.begin(), arguments.models.end(), has_adapters))
+    throw UserError(fmt::format("--base: {} has all of its model, and needs no other; remove the option",
+                                arguments.models.front()));
+}
+
+// --tokenizer is of the Hugging Face folders among several models; of checkpoints alone it is refused. --base is of
+// those that have adapters.
 ModelArgument argument_of(const EvaluateArguments& arguments, const std::string& path) {
   const auto is_folder_of_others = [](const std::string& model) {
     return locate_model(model).source == ModelSource::hugging_face;
@@ -159,15 +165,18 @@ ModelArgument argument_of(const EvaluateArguments& arguments, const std::string&
   if (!argument.tokenizer.empty() && !is_folder_of_others(path) &&
       std::any_of(arguments.models.begin(), arguments.models.end(), is_folder_of_others))
     argument.tokenizer.clear();
+  if (!argument.base.empty() && !has_adapters(path)) argument.base.clear();
   return argument;
 }
 
 ExitCode evaluate(const EvaluateArguments& arguments) {
+  arguments.records.check();
   const std::vector<NamedTask> tasks = named_tasks(arguments);
   // Tasks alone, where no data is asked for.
   const bool measures_sets = tasks.empty() || !arguments.data.empty();
   // Before the first of them is read and measured for nothing.
   for (const std::string& path : arguments.models) locate_model(path);
+  check_base(arguments);
   std::vector<SetReport> reports;
   std::vector<TaskReport> task_reports;
   for (const std::string& path : arguments.models) {
@@ -175,7 +184,7 @@ ExitCode evaluate(const EvaluateArguments& arguments) {
     std::vector<ChoiceTask> measured;
     OpenedModel model(argument_of(arguments, path), [&](LoadedModel& found) {
       measured = open_tasks(arguments, tasks, found);
-      if (measures_sets) sets = open_sets(arguments.data, found, records_of(arguments));
+      if (measures_sets) sets = open_sets(arguments.data, found, arguments.records.value());
       if (sets.empty() && measured.empty())
         throw UserError(
             "the model's config names no validation set and no task: give --data PATH, or --task NAME=FILE");
@@ -207,18 +216,7 @@ Command add_evaluate(CLI::App& app) {
                    "Text, JSONL or token files (repeatable); else the config's validation sets")
       ->type_name("PATH")
       ->allow_extra_args(false);
-  command
-      ->add_option("--records", arguments->records,
-                   "What a line of --data holds, if it is no text: conversations and completions are measured each by "
-                   "itself, on its answers as the model's config says")
-      ->check(CLI::IsMember({"text", "messages", "prompt_completion"}))
-      ->capture_default_str()
-      ->needs("--data");
-  command
-      ->add_option("--chat-template", arguments->chat_template,
-                   "How messages are written, where the tokenizer has no template of its own")
-      ->type_name("NAME")
-      ->needs("--records");
+  arguments->records.declare(*command);
   command
       ->add_option("--task", arguments->tasks,
                    "Multiple choice by log-likelihood: a JSONL file of `question`, `choices`, `answer` (repeatable); "

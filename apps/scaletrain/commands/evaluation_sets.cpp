@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
 
@@ -11,6 +12,34 @@
 #include "host/machine.h"
 
 namespace scaletrain {
+
+void RecordsArgument::declare(CLI::App& command) {
+  command
+      .add_option("--records", records,
+                  "What a line of --data holds, if it is no text: conversations and completions are measured each by "
+                  "itself, on its answers as the model's config says")
+      ->check(CLI::IsMember({"text", "messages", "prompt_completion"}))
+      ->capture_default_str()
+      ->needs("--data");
+  command
+      .add_option("--chat-template", chat_template,
+                  "How messages are written, where neither the run's config nor the tokenizer says it")
+      ->type_name("NAME")
+      ->needs("--records");
+}
+
+void RecordsArgument::check() const {
+  if (chat_template.empty() || records == "messages") return;
+  throw UserError(fmt::format(
+      "--chat-template: nothing uses it with --records {}; leave it out, or say --records messages", records));
+}
+
+SetRecords RecordsArgument::value() const {
+  SetRecords value{.records = RecordKind::text, .chat_template = chat_template};
+  if (records == "messages") value.records = RecordKind::messages;
+  if (records == "prompt_completion") value.records = RecordKind::prompt_completion;
+  return value;
+}
 
 DataConfig data_config_of(const SetRecords& records, const Config& config) {
   DataConfig data = config.data;

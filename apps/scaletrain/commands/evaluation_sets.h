@@ -8,6 +8,10 @@
 #include "data/dataset.h"
 #include "infer/model.h"
 
+namespace CLI {
+class App;
+}
+
 namespace scaletrain {
 
 struct NamedSet {
@@ -19,6 +23,16 @@ struct NamedSet {
 struct SetRecords {
   RecordKind records = RecordKind::text;
   std::string chat_template{};  // of messages; empty: the model's
+};
+
+// What --records and --chat-template say of --data, which the command has declared before.
+struct RecordsArgument {
+  std::string records = "text";
+  std::string chat_template{};
+
+  void declare(CLI::App& command);
+  void check() const;  // UserError for a template that nothing uses
+  SetRecords value() const;
 };
 
 // How --data is read: as the model's config says, but that conversations are measured each by itself.

@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "checkpoint/gguf/gguf_export.h"
-#include "evaluation_sets.h"
 #include "host/machine.h"
 #include "infer/evaluate.h"
 #include "infer/exported_files.h"
@@ -70,6 +69,11 @@ std::string text_of(const Measured& measured, const EvaluationResult& after, con
       std::exp(after.loss), grouped_digits(static_cast<std::uint64_t>(after.tokens)));
 }
 
+// The format has no windows: a model that has them, and read none of more, is one without them up to there.
+std::int64_t context_of(const ModelConfig& model, std::int64_t exported) {
+  return model.window.tokens ? std::min(exported, *model.window.tokens) : exported;
+}
+
 // Of these matrices the rows are no whole groups.
 std::int64_t num_kept_apart(const ParamTable& table, GgufType type) {
   const auto parameters = table.parameters();
@@ -88,18 +92,20 @@ ExitCode export_as_gguf(const LocatedModel& located, const GgufArguments& argume
   const auto stream = backend->make_stream();
   GgufExport request{.file = arguments.file, .model = {}, .type = type, .vocabulary = {}};
   VocabularyOfGguf vocabulary;
+  ExportedText exported;
+  std::vector<NamedSet> sets;
   const auto look_first = [&](LoadedModel& found) {
     request.model = found.config().model;
     request.model.vocab = found.transformer().spec().vocab;
     check_gguf_export(request.model, request.file);
-    vocabulary = gguf_vocabulary(found, exported_text(found, located));
+    exported = exported_text(found, located);
+    request.model.context = context_of(request.model, exported.context);
+    vocabulary = gguf_vocabulary(found, exported);
+    // What cannot be measured is known before anything is written.
+    if (rounds) sets = open_sets(arguments.data, found, arguments.records);
   };
-  std::optional<LoadedModel> loaded;
-  with_older_named(located, [&] { loaded.emplace(located, *backend, *stream, std::nullopt, look_first); });
-  LoadedModel& model = *loaded;
+  LoadedModel model = load_model(located, *backend, *stream, std::nullopt, look_first);
   request.vocabulary = std::move(vocabulary.vocabulary);
-  // What cannot be measured is known before anything is written.
-  const std::vector<NamedSet> sets = rounds ? open_sets(arguments.data, model) : std::vector<NamedSet>();
   std::vector<Measured> measured;
   for (const NamedSet& set : sets) {
     measured.push_back({.set = &set, .samples = samples_of(arguments, model.config(), set)});
@@ -115,6 +121,7 @@ ExitCode export_as_gguf(const LocatedModel& located, const GgufArguments& argume
   for (const Measured& one : measured)
     text += text_of(one, measure(model, one, ", " + arguments.dtype), arguments.dtype);
   write_output(text);
+  for (const std::string& notice : exported.notices) write_message("notice: " + notice);
   if (!vocabulary.notice.empty()) write_message("notice: " + vocabulary.notice);
   if (const std::int64_t apart = num_kept_apart(model.store().table(), type); apart > 0)
     write_message(

@@ -112,13 +112,13 @@ void PromptArguments::declare(CLI::App& command) {
                   "JSONL: a line an object with `prompt`, or of a chat with `messages`; -: standard input")
       ->type_name("FILE")
       ->excludes(text);
-  CLI::Option* as_chat =
-      command.add_flag("--chat", chat,
-                       "Prompts are questions, put as the tokenizer's chat template says; without any, "
-                       "a conversation: each line of standard input is a turn");
+  CLI::Option* as_chat = command.add_flag(
+      "--chat", chat,
+      "Prompts are questions, put as the chat template of the run's config says, else the tokenizer's; without any, "
+      "a conversation: each line of standard input is a turn");
   command
       .add_option("--chat-template", chat_template,
-                  "The template, where the tokenizer has none of its own: " + joined_names())
+                  "The template, where neither the run's config nor the tokenizer has one: " + joined_names())
       ->type_name("NAME")
       ->needs(as_chat);
   command.add_option("--system", system, "What a chat begins with, of the role `system`")->needs(as_chat);
@@ -135,6 +135,8 @@ std::optional<Chat> open_chat(const PromptArguments& arguments, const LoadedMode
         throw UserError(fmt::format("--chat-template: {}", error.what()));
       }
     }
+    // The one that a run read its conversations by.
+    if (const auto& trained = model.config().data.instructions.chat_template) return ChatTemplate::named(*trained);
     const std::vector<std::filesystem::path> files = tokenizer.files();
     if (files.empty())
       throw UserError("--chat: the model's tokenizer (" + tokenizer.description() +

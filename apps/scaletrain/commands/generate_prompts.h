@@ -21,7 +21,7 @@ struct PromptArguments {
   std::string file;
   bool has_prompt = false;  // an empty one is one too
   bool chat = false;
-  std::string chat_template;  // empty: the tokenizer's own
+  std::string chat_template;  // empty: that of the run's config, else the tokenizer's
   std::string system;         // empty: none
   void declare(CLI::App& command);
   bool has_any() const { return has_prompt || !file.empty(); }

@@ -1,9 +1,7 @@
 #include "model_argument.h"
 
 #include <CLI/CLI.hpp>
-#include <exception>
 #include <optional>
-#include <utility>
 
 #include "base/error.h"
 #include "commands.h"
@@ -66,24 +64,7 @@ LoadedModel OpenedModel::load(const ModelArgument& argument, const LoadedModel::
       if (!notice.empty()) write_message("notice: " + notice);
     if (before_weights) before_weights(model);
   };
-  std::optional<LoadedModel> model;
-  std::exception_ptr refused;  // what no older checkpoint would mend
-  const auto look_first = [&](LoadedModel& found) {
-    try {
-      look(found);
-    } catch (...) {
-      refused = std::current_exception();
-      throw;
-    }
-  };
-  try {
-    with_older_named(located,
-                     [&] { model.emplace(located, *backend, *stream, chosen_tokenizer(argument), look_first); });
-  } catch (const InputError&) {
-    if (refused) std::rethrow_exception(refused);
-    throw;
-  }
-  return std::move(*model);
+  return load_model(located, *backend, *stream, chosen_tokenizer(argument), look);
 }
 
 }  // namespace scaletrain

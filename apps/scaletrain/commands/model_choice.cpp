@@ -4,7 +4,9 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <exception>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -163,6 +165,28 @@ LocatedModel choose_checkpoint(const fs::path& path, bool best) {
   if (located.source != ModelSource::checkpoint)
     throw InputError(fmt::format("{} is a Hugging Face folder, not a checkpoint of scaletrain", path.string()));
   return located;
+}
+
+LoadedModel load_model(const LocatedModel& located, Backend& backend, Stream& stream,
+                       std::optional<TokenizerKind> hugging_face_tokenizer,
+                       const LoadedModel::BeforeWeights& before_weights) {
+  std::optional<LoadedModel> model;
+  std::exception_ptr refused;
+  const auto look_first = [&](LoadedModel& found) {
+    try {
+      before_weights(found);
+    } catch (...) {
+      refused = std::current_exception();
+      throw;
+    }
+  };
+  try {
+    with_older_named(located, [&] { model.emplace(located, backend, stream, hugging_face_tokenizer, look_first); });
+  } catch (const InputError&) {
+    if (refused) std::rethrow_exception(refused);
+    throw;
+  }
+  return std::move(*model);
 }
 
 }  // namespace scaletrain

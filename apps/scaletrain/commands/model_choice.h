@@ -32,4 +32,10 @@ LocatedModel choose_checkpoint(const std::filesystem::path& path, bool best);
 // of the run, which is not read for that, and how to use it.
 void with_older_named(const LocatedModel& located, const std::function<void()>& use);
 
+// Reads the model. Of weights that are damaged the InputError names the next older checkpoint, as with_older_named
+// does; not of what `before_weights` refuses, which none would mend.
+LoadedModel load_model(const LocatedModel& located, Backend& backend, Stream& stream,
+                       std::optional<TokenizerKind> hugging_face_tokenizer,
+                       const LoadedModel::BeforeWeights& before_weights);
+
 }  // namespace scaletrain

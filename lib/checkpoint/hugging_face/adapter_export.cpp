@@ -51,6 +51,12 @@ std::string config_text(const ParamTable& base, const AdapterExport& request, co
   return config.dump(2) + "\n";
 }
 
+// As other programs are to name it; without a separator at its end.
+std::string normal_path(const fs::path& path) {
+  const fs::path normal = path.lexically_normal();
+  return (normal.filename().empty() ? normal.parent_path() : normal).string();
+}
+
 Box whole(const Shape& shape) {
   Box box;
   box.first.assign(static_cast<std::size_t>(shape.num_dims()), 0);
@@ -128,7 +134,7 @@ void export_adapter(const Checkpoint& checkpoint, const AdapterExport& request) 
   try {
     NewFolder folder(request.folder);
     FileWriter config(folder.place("adapter_config.json"));
-    config.write(config_text(base, request, lora, checkpoint.manifest().base->path));
+    config.write(config_text(base, request, lora, normal_path(checkpoint.manifest().base->path)));
     config.finish();
     write_tensors(folder.place("adapter_model.safetensors"), checkpoint, with_adapters(base, lora), request.dtype);
     folder.commit();

@@ -63,8 +63,9 @@ struct SpecialTokens {
   std::vector<std::int64_t> end{};      // behind it; several: each of them ends a text
   std::optional<std::int64_t> pad{};    // in place of text
 };
-// What a folder's config.json says of them. InputError for members that are no ids.
-SpecialTokens read_special_tokens(const std::filesystem::path& folder);
+// What a folder's config.json says of them, or its generation_config.json, which has the same members. InputError for
+// members that are no ids.
+SpecialTokens read_special_tokens(const std::filesystem::path& folder, const std::string& file = "config.json");
 
 // A file that is written beside the weights.
 struct ExportedFile {

@@ -384,8 +384,7 @@ constexpr Family families[] = {
   if (model.norm == NormKind::layernorm && model.position == PositionKind::learned)
     throw UserError(
         "a GPT-2 of Hugging Face has biases, as many key/value heads as heads, heads of hidden / heads without norms "
-        "of "
-        "their own, and gelu or gelu_tanh: this model cannot be exported as one");
+        "of their own, no windows, and gelu or gelu_tanh: this model cannot be exported as one");
   if (model.activation == ActivationKind::geglu || !is_plain(model))
     throw UserError(
         "Hugging Face has Gemma (rmsnorm, rope, geglu, norm_zero_centered and scale_embeddings, no biases), Gemma 2 "

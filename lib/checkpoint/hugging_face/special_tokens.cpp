@@ -30,8 +30,8 @@ std::optional<std::int64_t> first_of(const std::vector<std::int64_t>& ids) {
 
 }  // namespace
 
-SpecialTokens read_special_tokens(const std::filesystem::path& folder) {
-  const auto path = confined_path(folder, "config.json", folder.string());
+SpecialTokens read_special_tokens(const std::filesystem::path& folder, const std::string& file) {
+  const auto path = confined_path(folder, file, folder.string());
   const std::string where = path.string();
   const nlohmann::json config = read_json_file(path);
   if (!config.is_object()) throw InputError(where + ": is not a JSON object");

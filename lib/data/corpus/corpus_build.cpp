@@ -269,8 +269,10 @@ CorpusResult build_corpus(const CorpusRequest& request) {
     return result;
   };
   if (const auto built = work.find_built(request.overwrites)) {
-    if (path_exists(names.work_folder())) {
+    const bool leaves_others = request.overwrites && work.has_others();
+    if (leaves_others || path_exists(names.work_folder())) {
       work.enter(true);
+      if (leaves_others) work.remove_others();
       work.leave();
     }
     return tell_built(*built);

@@ -197,12 +197,21 @@ void Workplace::publish(bool overwrites) {
       rename_durably(with_ending(from, ".idx"), with_ending(stems_[i], ".idx"));
     rename_durably(with_ending(from, kRecordEnding), with_ending(stems_[i], kRecordEnding));
   }
-  for (const fs::path& other : overwrites ? other_stems_ : std::vector<fs::path>()) {
+  if (overwrites) remove_others();
+  leave();
+}
+
+bool Workplace::has_others() const {
+  return std::any_of(other_stems_.begin(), other_stems_.end(),
+                     [](const fs::path& other) { return path_exists(with_ending(other, kRecordEnding)); });
+}
+
+void Workplace::remove_others() {
+  for (const fs::path& other : other_stems_) {
     std::error_code ignored;
     if (!path_exists(with_ending(other, kRecordEnding))) continue;  // not of a build
     for (const char* const ending : {".bin", ".idx", kRecordEnding}) fs::remove(with_ending(other, ending), ignored);
   }
-  leave();
 }
 
 // Under another name first: whoever begins meanwhile makes a folder of their own, of which nothing is removed.

@@ -74,6 +74,9 @@ class Workplace {
   // What is complete gets its names; what has them already keeps them. overwrites: other parts that builds with this
   // output have left (a test part, say, that there is no more) go.
   void publish(bool overwrites);
+  // Whether there are such parts, and what makes them go.
+  bool has_others() const;
+  void remove_others();
   // Removes the folder.
   void leave();
 

@@ -44,7 +44,7 @@ class BatchMaker final : public LineSink, public DocumentSink {
 
   void too_long(const LinePlace& place, std::uint64_t size) override {
     const BadRecordError error = too_long_line(line_text(file(), place));
-    if (rules_.source.on_bad_record == BadRecordPolicy::fail) throw_bad_record(error);
+    if (rules_.source.on_bad_record == BadRecordPolicy::fail) throw_bad_record(error, rules_.source);
     batch().notes.add_skipped(error);
     place_.offset = place.offset + size + 1;
     place_.line = place.number > 0 ? place.number + 1 : 0;
@@ -279,7 +279,7 @@ void tokenise(CorpusBatch& batch, const CorpusRules& rules) {
       note_odd_document(document, where, batch.notes);
       if (!document.empty()) append(document, part_of_document(document_hash(document), rules.shares), true, true);
     } catch (const BadRecordError& error) {
-      if (rules.source.on_bad_record == BadRecordPolicy::fail) throw_bad_record(error);
+      if (rules.source.on_bad_record == BadRecordPolicy::fail) throw_bad_record(error, rules.source);
       batch.notes.add_skipped(error);
     }
   }

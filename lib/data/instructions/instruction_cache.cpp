@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <span>
 #include <utility>
 
 #include "base/error.h"
@@ -18,34 +20,71 @@ namespace scaletrain {
 
 namespace {
 
-// Records are divided by their lines, as documents are by their text.
-bool is_in(const DocumentPart& part, std::string_view line) {
-  return part_of_document(document_hash(line), {1.0 - part.held_out, part.held_out}) == (part.is_held_out ? 1u : 0u);
+// Records are divided by what they say, as documents are by their text: not by the line, whose ids, white space and
+// order of keys differ between duplicates.
+std::uint64_t record_hash(const InstructionRecord& record) {
+  Hasher hasher;
+  const auto add = [&hasher](std::string_view text) {
+    // No text may seem to be the end of one and the beginning of the next.
+    const auto size = static_cast<std::uint64_t>(text.size());
+    hasher.update(std::as_bytes(std::span(&size, 1)));
+    hasher.update(std::as_bytes(std::span(text)));
+  };
+  for (const ChatMessage& message : record.messages) {
+    add(message.role);
+    add(message.content);
+  }
+  if (record.messages.empty()) {
+    add(record.prompt);
+    add(record.completion);
+  }
+  return hasher.digest();
+}
+
+bool is_in(const DocumentPart& part, const InstructionRecord& record) {
+  return part_of_document(record_hash(record), {1.0 - part.held_out, part.held_out}) == (part.is_held_out ? 1u : 0u);
 }
 
 class RecordReader final : public LineSink {
  public:
   RecordReader(const TextSource& source, const InstructionEncoder& encoder, RowPacker& packer, PackedCounts& told,
-               TextNotes& notes)
-      : source_(source), encoder_(encoder), packer_(packer), told_(told), notes_(notes) {}
+               TextNotes& notes, const BytesRead& read)
+      : source_(source), encoder_(encoder), packer_(packer), told_(told), notes_(notes), read_(read) {}
 
   void read(const TextFile& file, Hasher& hasher) {
     file_ = &file;
-    read_lines(file, {}, *this, {.hasher = &hasher});
+    position_ = 0;
+    read_lines(file, {}, *this, {.hasher = &hasher, .file_position = &position_});
+    before_ += position_;
+    if (read_) read_(before_);
   }
 
   void line(std::string_view text, const LinePlace& place) override {
-    if (source_.part && !is_in(*source_.part, text)) return;
+    tell_progress();
     const std::string where = line_text(*file_, place);
+    InstructionRecord record;
     try {
-      take(encoder_.encode(parse_instruction(text, encoder_.rules().records, where), where));
+      record = parse_instruction(text, encoder_.rules().records, where);
+    } catch (const BadRecordError& error) {
+      return pass_over_unread(error);
+    }
+    if (source_.part && !is_in(*source_.part, record)) return;
+    try {
+      take(encoder_.encode(record, where));
     } catch (const BadRecordError& error) {
       pass_over(error);
     }
   }
-  void too_long(const LinePlace& place, std::uint64_t) override { pass_over(too_long_line(line_text(*file_, place))); }
+  void too_long(const LinePlace& place, std::uint64_t) override {
+    pass_over_unread(too_long_line(line_text(*file_, place)));
+  }
 
  private:
+  void tell_progress() {
+    constexpr std::uint64_t lines = 1024;
+    if (++lines_ % lines == 0 && read_) read_(before_ + position_);
+  }
+
   void take(EncodedInstruction encoded) {
     if (encoded.quotes_special) ++told_.quoted;
     PackedDocument& document = encoded.document;
@@ -62,8 +101,14 @@ class RecordReader final : public LineSink {
     packer_.add(std::move(document));
   }
 
+  // What cannot be read falls to no side: it is told on the one that is trained on.
+  void pass_over_unread(const BadRecordError& error) {
+    const bool is_told = !source_.part || !source_.part->is_held_out || source_.on_bad_record == BadRecordPolicy::fail;
+    if (is_told) pass_over(error);
+  }
+
   void pass_over(const BadRecordError& error) {
-    if (source_.on_bad_record == BadRecordPolicy::fail) throw_bad_record(error);
+    if (source_.on_bad_record == BadRecordPolicy::fail) throw_bad_record(error, source_);
     notes_.add_skipped(error);
   }
 
@@ -72,13 +117,18 @@ class RecordReader final : public LineSink {
   RowPacker& packer_;
   PackedCounts& told_;
   TextNotes& notes_;
+  const BytesRead& read_;
   const TextFile* file_ = nullptr;
+  std::uint64_t position_ = 0;  // in the file
+  std::uint64_t before_ = 0;    // bytes of the files before it
+  std::uint64_t lines_ = 0;
 };
 
 }  // namespace
 
 TextNotes write_instructions(const TextSource& source, const Tokenizer& tokenizer,
-                             const std::vector<FileContent>& contents, PackedWriter& writer, PackedCounts& told) {
+                             const std::vector<FileContent>& contents, PackedWriter& writer, PackedCounts& told,
+                             const BytesRead& read) {
   SCALETRAIN_CHECK(source.instructions.has_value());
   const InstructionEncoder encoder(*source.instructions, tokenizer);
   RowPacker packer(encoder.rules().context, [&writer](const RowPacker::Row& row) {
@@ -86,7 +136,7 @@ TextNotes write_instructions(const TextSource& source, const Tokenizer& tokenize
     writer.end_row();
   });
   TextNotes notes;
-  RecordReader reader(source, encoder, packer, told, notes);
+  RecordReader reader(source, encoder, packer, told, notes, read);
   for (std::size_t i = 0; i < source.files.size(); ++i) {
     SCALETRAIN_CHECK(source.files[i].kind == TextKind::jsonl);
     Hasher hasher;

@@ -1,6 +1,8 @@
 // Internal to lib/data: records of instructions, read, tokenised and packed into the file that samples are read from.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -11,11 +13,15 @@
 
 namespace scaletrain {
 
+// Hears now and then how many bytes of the files were read.
+using BytesRead = std::function<void(std::uint64_t bytes)>;
+
 // Writes all records of the source, whose `instructions` say how, and returns what there is to tell of the text; the
 // file is not finished. A record longer than the context is cut there; one that has then nothing left to learn is left
 // out. InputError if a file is not what `contents` says, or for a bad record that is not to be skipped.
 TextNotes write_instructions(const TextSource& source, const Tokenizer& tokenizer,
-                             const std::vector<FileContent>& contents, PackedWriter& writer, PackedCounts& told);
+                             const std::vector<FileContent>& contents, PackedWriter& writer, PackedCounts& told,
+                             const BytesRead& read = {});
 
 // What was packed, for people: "NAME: 1,000 conversations, ...".
 std::vector<std::string> packed_lines(const std::string& name, const PackedFile& file, const InstructionRules& rules);

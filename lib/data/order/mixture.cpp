@@ -10,14 +10,6 @@
 namespace scaletrain {
 namespace {
 
-// Samples that a cap allows; nothing: no cap, or one that no run reaches.
-std::optional<std::int64_t> cap_of(const SourceShape& source, std::int64_t samples_per_epoch) {
-  if (!source.epochs) return std::nullopt;
-  const double samples = std::round(*source.epochs * static_cast<double>(samples_per_epoch));
-  if (!(samples < 0x1p62)) return std::nullopt;
-  return std::max<std::int64_t>(1, static_cast<std::int64_t>(samples));
-}
-
 std::vector<MixPart> parts_of(const SourceShape& source, std::int64_t samples_per_block) {
   std::vector<MixPart> parts;
   for (const PartShape& part : source.parts)
@@ -34,6 +26,13 @@ void check_shape(const SourceShape& source) {
 }
 
 }  // namespace
+
+std::optional<std::int64_t> cap_in_samples(std::optional<double> epochs, std::int64_t samples_per_epoch) {
+  if (!epochs) return std::nullopt;
+  const double samples = std::round(*epochs * static_cast<double>(samples_per_epoch));
+  if (!(samples < 0x1p62)) return std::nullopt;
+  return std::max<std::int64_t>(1, static_cast<std::int64_t>(samples));
+}
 
 Mixture::Mixture(std::vector<SourceShape> sources, std::int64_t context, std::uint64_t seed, std::int64_t block_tokens)
     : sources_(std::move(sources)),
@@ -53,7 +52,7 @@ Mixture::Mixture(std::vector<SourceShape> sources, std::int64_t context, std::ui
                            .order = order,
                            .samples_per_epoch = samples,
                            .weight = source.weight,
-                           .cap = cap_of(source, samples),
+                           .cap = cap_in_samples(source.epochs, samples),
                            .taken = 0,
                            .parts = parts_of(source, samples_per_block_)});
   }

@@ -154,6 +154,9 @@ class SourceOrder {
   std::vector<Joined> joined_;
 };
 
+// Samples that a cap allows; nothing: no cap, or one that no run reaches.
+std::optional<std::int64_t> cap_in_samples(std::optional<double> epochs, std::int64_t samples_per_epoch);
+
 class Mixture {
  public:
   // Of a run that begins. UserError if a weight is not a positive number or a source holds no sample.

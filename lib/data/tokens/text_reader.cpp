@@ -178,7 +178,7 @@ class ParsedLines final : public LineSink {
 
  private:
   void pass_over(const BadRecordError& error) {
-    if (source_.on_bad_record == BadRecordPolicy::fail) throw_bad_record(error);
+    if (source_.on_bad_record == BadRecordPolicy::fail) throw_bad_record(error, source_);
     notes_.add_skipped(error);
   }
 
@@ -213,10 +213,11 @@ std::string line_text(const TextFile& file, const LinePlace& place) {
                           : fmt::format("{} at byte {}", file.path.string(), place.offset);
 }
 
-void throw_bad_record(const BadRecordError& error) {
+void throw_bad_record(const BadRecordError& error, const TextSource& source, std::string_view noun) {
   throw BadRecordError(
       error.reason(),
-      fmt::format("{}; mend the line, or have such lines left out (on_bad_record: skip)", error.what()));
+      fmt::format("{}; mend the {}, or {}", error.what(), noun,
+                  source.can_skip ? fmt::format("have such {}s left out (on_bad_record: skip)", noun) : "take it out"));
 }
 
 void throw_changed_file(const std::filesystem::path& file) {
@@ -259,11 +260,12 @@ void read_lines(const TextFile& file, const TextRange& range, LineSink& sink, co
 
 void read_rows(const TextFile& file, const TextSource& source, std::int64_t first, const UseRow& use, TextNotes& notes,
                const ReadingHooks& hooks) {
+  const FileStamp stamp = stamp_of(file.path);
   // The library reads the file in an order of its own.
   if (hooks.hasher != nullptr) for_each_piece(file, 0, {.hasher = hooks.hasher}, [](std::string_view) { return true; });
   const std::unique_ptr<ParquetColumn> column = open_parquet(file.path, source.field);
   const auto rows = static_cast<double>(column->num_rows());
-  const auto bytes = static_cast<double>(stamp_of(file.path).bytes);
+  const auto bytes = static_cast<double>(stamp.bytes);
   column->read(first, [&](std::int64_t row, bool is_null, std::string_view text) {
     const LinePlace place{static_cast<std::uint64_t>(row), row + 1};
     if (hooks.file_position != nullptr)
@@ -275,13 +277,12 @@ void read_rows(const TextFile& file, const TextSource& source, std::int64_t firs
     const BadRecordError error(
         "null in the column " + quoted(source.field),
         fmt::format("{}: {} is null, expected text", line_text(file, place), quoted(source.field)));
-    if (source.on_bad_record == BadRecordPolicy::fail)
-      throw BadRecordError(
-          error.reason(),
-          fmt::format("{}; mend the row, or have such rows left out (on_bad_record: skip)", error.what()));
+    if (source.on_bad_record == BadRecordPolicy::fail) throw_bad_record(error, source, "row");
     notes.add_skipped(error);
     return true;
   });
+  // What was hashed is what was read.
+  if (stamp_of(file.path) != stamp) throw_changed_file(file.path);
 }
 
 void read_text(const TextFile& file, const TextSource& source, std::uint64_t begin, DocumentSink& sink,

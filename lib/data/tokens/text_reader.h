@@ -62,7 +62,8 @@ void read_lines(const TextFile& file, const TextRange& range, LineSink& sink, co
 std::string document_of_line(std::string_view line, const std::string& field, const std::string& where);
 BadRecordError too_long_line(const std::string& where);
 // A bad record that is not to be skipped, with what to do.
-[[noreturn]] void throw_bad_record(const BadRecordError& error);
+[[noreturn]] void throw_bad_record(const BadRecordError& error, const TextSource& source,
+                                   std::string_view noun = "line");
 // Its bytes are not those that were hashed before.
 [[noreturn]] void throw_changed_file(const std::filesystem::path& file);
 // What a document is told for that JSON lets be in one: NUL.

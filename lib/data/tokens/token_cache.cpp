@@ -41,6 +41,8 @@ void tell(const Reporter& report, const std::string& message) {
 
 // Changes when documents would fall to other parts. Where all are read, nothing stands in its place.
 constexpr std::uint64_t kDividingRules = 0x7370'6c69'7400'0001;
+// Of records, which are divided by what they say.
+constexpr std::uint64_t kRecordDividingRules = 0x7370'6c69'7400'0011;
 
 // Changes when other records would be skipped. Where none is, nothing stands in its place.
 constexpr std::uint64_t kSkippingRules = 0x736b697000000001;
@@ -64,7 +66,8 @@ std::uint64_t cache_key(const TextSource& source, const Tokenizer& tokenizer,
   if (skips_records(source)) numbers.push_back(kSkippingRules);
   if (source.instructions) numbers.push_back(source.instructions->hash());
   if (source.part) {
-    numbers.push_back(kDividingRules ^ std::uint64_t{source.part->is_held_out});
+    const std::uint64_t rules = source.instructions ? kRecordDividingRules : kDividingRules;
+    numbers.push_back(rules ^ std::uint64_t{source.part->is_held_out});
     numbers.push_back(std::bit_cast<std::uint64_t>(source.part->held_out));
   }
   for (std::size_t i = 0; i < contents.size(); ++i) {
@@ -178,7 +181,12 @@ void build_instructions(const CacheRequest& request, std::uint64_t key, const st
   TemporaryCache<PackedWriter> temporary(path.parent_path(), path.stem().string(), tokenizer.vocab_size(),
                                          source.instructions->context);
   PackedCounts told;
-  const TextNotes notes = write_instructions(source, tokenizer, request.contents, temporary.writer(), told);
+  std::uint64_t bytes = 0;
+  for (const FileContent& content : request.contents) bytes += content.bytes;
+  const TextNotes notes =
+      write_instructions(source, tokenizer, request.contents, temporary.writer(), told, [&](std::uint64_t read) {
+        if (request.progress) request.progress(request.name, read, bytes);
+      });
   temporary.writer().finish(told, key, tokenizer.hash());
   write_notes(notes, source, path);
   temporary.rename_to(path);

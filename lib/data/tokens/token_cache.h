@@ -56,6 +56,7 @@ struct TextSource {
   BadRecordPolicy on_bad_record = BadRecordPolicy::fail;
   std::optional<InstructionRules> instructions{};  // all files are JSONL of such records; nothing: of text
   std::optional<DocumentPart> part{};              // of the documents; nothing: all
+  bool can_skip = true;  // whoever asks may set on_bad_record: what messages advise; decides nothing
 };
 
 inline constexpr std::string_view token_cache_extension = ".tokens";

@@ -1,15 +1,18 @@
 #include "train/data/data_report.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <iterator>
 #include <optional>
+#include <string_view>
 
 #include "base/error.h"
 #include "base/numbers/checked.h"
 #include "base/text.h"
+#include "config/keys/keys.h"
 
 namespace scaletrain {
 
@@ -80,6 +83,51 @@ bool has_same_mix(const std::vector<MixSource>& sources, const std::vector<MixSo
       });
 }
 
+double held_out_share(const SourceConfig& source) {
+  return source.split ? source.split->validation : 0.0;
+}
+
+// What decides which documents a source gives, besides its files, and is another now: "KEY (was A, is B)".
+std::vector<std::string> changed_settings(const SourceConfig& before, const SourceConfig& now,
+                                          const DataChange& configs, const std::string& key) {
+  std::vector<std::string> changed;
+  const auto compare = [&changed](std::string_view name, std::string_view was, std::string_view is) {
+    if (was != is) changed.push_back(fmt::format("{} (was {}, is {})", name, was, is));
+  };
+  const auto share_text = [](const SourceConfig& source) {
+    return source.split ? fmt::format("{:g} %", 100.0 * source.split->validation) : std::string("none");
+  };
+  compare(key + ".split", share_text(before), share_text(now));
+  compare(key + ".records", to_text(before.records), to_text(now.records));
+  if (before.records != now.records) return changed;
+  if (now.records != RecordKind::text) {
+    const auto template_of = [](const DataConfig& data) {
+      return data.instructions.chat_template.value_or("the tokenizer's own");
+    };
+    compare("data.instructions.loss", to_text(configs.before.instructions.loss),
+            to_text(configs.now.instructions.loss));
+    if (now.records == RecordKind::messages)
+      compare("data.instructions.chat_template", template_of(configs.before), template_of(configs.now));
+  }
+  if (now.type != SourceKind::text && now.type != SourceKind::tokens)
+    compare("data.on_bad_record", to_text(configs.before.on_bad_record), to_text(configs.now.on_bad_record));
+  return changed;
+}
+
+// Of a source that is read from its beginning though its path was known.
+std::string other_source_text(const SourceContent& content, const std::vector<std::string>& changed,
+                              const std::string& lost) {
+  if (changed.empty())
+    return fmt::format(
+        "{}: {} holds other content than at the checkpoint{}, and is read from its beginning. To go on "
+        "where it was, restore its files; others may join them",
+        content.key, content.path, lost);
+  return fmt::format(
+      "{}: {} is read otherwise than at the checkpoint, and so from its beginning: {}. To go on where it "
+      "was, set that back (and restore its files, if they have changed too)",
+      content.key, content.path, fmt::join(changed, ", "));
+}
+
 }  // namespace
 
 std::vector<std::string> joined_lines(const Mix& mix, const std::vector<MixSource>& before,
@@ -100,21 +148,29 @@ std::vector<std::string> joined_lines(const Mix& mix, const std::vector<MixSourc
 }
 
 std::vector<std::string> change_lines(const Mix& mix, const std::vector<MixSource>& before,
-                                      const std::vector<SourceContent>& contents,
-                                      const std::vector<std::string>& paths_before) {
+                                      const std::vector<SourceContent>& contents, const DataChange& configs) {
+  SCALETRAIN_CHECK(configs.now.train.size() >= mix.sources.size());
   std::vector<std::string> lines;
+  std::vector<std::string> leaks;
   for (std::size_t i = 0; i < mix.sources.size() && !mix.absent.empty(); ++i) {
     const SourceContent& content = contents[i];
-    const bool is_known_path = std::find(paths_before.begin(), paths_before.end(), content.path) != paths_before.end();
-    if (mix.sources[i].taken > 0 || !is_known_path) continue;
-    lines.push_back(
-        fmt::format("{}: {} holds other content than at the checkpoint{}, and is read from its beginning. To go on "
-                    "where it was, restore its files; others may join them",
-                    content.key, content.path, lost_files(mix.sources[i], mix.absent)));
+    const auto& known = configs.before.train;
+    const auto as = std::find_if(known.begin(), known.end(), [&](const auto& s) { return s.path == content.path; });
+    if (mix.sources[i].taken > 0 || as == known.end()) continue;
+    const SourceConfig& now = configs.now.train[i];
+    lines.push_back(other_source_text(content, changed_settings(*as, now, configs, content.key),
+                                      lost_files(mix.sources[i], mix.absent)));
+    if (held_out_share(now) > held_out_share(*as))
+      leaks.push_back(
+          fmt::format("{}.split: the run may have trained on documents that are held out from here on: the loss of {} "
+                      "is lower than on text that it has not seen",
+                      content.key, now.split->name));
   }
   // The others were said to have become those.
-  if (mix.absent.size() > lines.size()) {
-    const std::size_t left_out = mix.absent.size() - lines.size();
+  const std::size_t become = lines.size();
+  lines.insert(lines.end(), leaks.begin(), leaks.end());
+  if (mix.absent.size() > become) {
+    const std::size_t left_out = mix.absent.size() - become;
     lines.push_back(
         fmt::format("data.train: {} that the run has read from {} not there now; what was read of {} stays counted, in "
                     "case the same content comes back",

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "config/config.h"
 #include "data/dataset.h"
 #include "data/order/history.h"
 #include "telemetry/metrics.h"
@@ -23,10 +24,15 @@ std::vector<std::string> source_lines(const std::vector<SourceRecord>& sources, 
 // Files that sources of the mix have gained. before: what the run knew. contents: of the sources, in their order.
 std::vector<std::string> joined_lines(const Mix& mix, const std::vector<MixSource>& before,
                                       const std::vector<SourceContent>& contents);
+
+// The checkpoint's config and the run's; it owns neither.
+struct DataChange {
+  const DataConfig& before;
+  const DataConfig& now;
+};
 // Of a mix that is not the checkpoint's: what of it people may not expect, beside the files that sources have gained.
-// paths_before: of data.train then.
+// contents: of the sources that the run's config has, in their order.
 std::vector<std::string> change_lines(const Mix& mix, const std::vector<MixSource>& before,
-                                      const std::vector<SourceContent>& contents,
-                                      const std::vector<std::string>& paths_before);
+                                      const std::vector<SourceContent>& contents, const DataChange& configs);
 
 }  // namespace scaletrain

@@ -70,7 +70,7 @@ Beginning resumed_state(WorkerParts& parts, const WorkerOptions& options, const 
   resumed.state.generation = options.start.generation;
   if (!options.start.asked.empty()) resumed.state.branch = {checkpoint.manifest().save_id, options.start.asked};
   tell_learning_rate(checkpoint, parts.config, resumed.state, parts.log);
-  for (const SourceConfig& source : config_of(checkpoint).data.train) resumed.paths_before.push_back(source.path);
+  resumed.data_before = config_of(checkpoint).data;
   const std::string& before = checkpoint.manifest().fingerprint;
   resumed.fingerprint_changed = before != fingerprint;
   if (resumed.fingerprint_changed)
@@ -113,8 +113,8 @@ void settle_data(WorkerParts& parts, Beginning& begin) {
   if (!begin.state.warmup) begin.state.warmup = warmup_steps(parts.config, begin.state);
   if (is_same) return;
   for (const std::string& line : joined_lines(history.mix(), before, parts.contents)) parts.log.info(line);
-  for (const std::string& line : change_lines(history.mix(), before, parts.contents, begin.paths_before))
-    parts.log.warn(line);
+  const DataChange change{begin.data_before, parts.config.data};
+  for (const std::string& line : change_lines(history.mix(), before, parts.contents, change)) parts.log.warn(line);
 }
 
 void settle_early_stop(WorkerParts& parts, RunState& state) {

@@ -23,7 +23,7 @@ std::vector<MixSource> sources_read(const Checkpoint* checkpoint);
 struct Beginning {
   RunState state;
   bool fingerprint_changed = false;
-  std::vector<std::string> paths_before;  // of data.train, as the checkpoint's run had it
+  DataConfig data_before;  // as the checkpoint's run had it
 };
 
 // With the weights, in the parts' store. checkpoint: null where the run has none. UserError for initial weights of

@@ -79,10 +79,11 @@ TEST_CASE("the_example_of_pretraining_runs_as_its_head_says_and_the_chat_model_t
 }
 
 TEST_CASE("the_example_of_adapters_runs_as_its_head_says_behind_the_quickstart") {
-  const Launch quickstart{.executable = SCALETRAIN_PROGRAM,
-                          .arguments = {"run", "configs/quickstart.yaml", "--set", "train.steps=3", "--set", "train.lr_schedule.warmup=1", "--set",
-                                        "evaluate.batches=1", "--set", "parallel={data: 1, tensor: 1, pipeline: 1}"},
-                          .directory = examples()};
+  const Launch quickstart{
+      .executable = SCALETRAIN_PROGRAM,
+      .arguments = {"run", "configs/quickstart.yaml", "--set", "train.steps=3", "--set", "train.lr_schedule.warmup=1",
+                    "--set", "evaluate.batches=1", "--set", "parallel={data: 1, tensor: 1, pipeline: 1}"},
+      .directory = examples()};
   const Ended end = run_program(quickstart, 200.0);
   REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
   follow("finetune-lora.yaml");

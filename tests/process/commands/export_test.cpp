@@ -48,7 +48,7 @@ TEST_CASE("a_run_and_its_export_carry_what_lies_beside_the_tokenizer_and_how_tex
   const fs::path begin = workspace() / "begin";
   CHECK(read_file(begin / "tokenizer_config.json") == read_file(folder / "tokenizer_config.json"));
   const json config = json::parse(read_file(begin / "config.json"));
-  CHECK(config.at("eos_token_id") == 151643);
+  CHECK(config.at("eos_token_id") == 151645);  // the eos_token of its settings
   CHECK(config.at("pad_token_id") == 151643);
   CHECK(config.at("bos_token_id").is_null());
   const std::string sampling = "{\"temperature\": 0.6, \"eos_token_id\": [151645, 151643]}";
@@ -94,6 +94,113 @@ TEST_CASE("a_run_and_its_export_carry_what_lies_beside_the_tokenizer_and_how_tex
   const Ended silent = chat(later.string());
   CHECK(silent.exit_code == 3);
   CHECK_MESSAGE(silent.says("--chat-template"), silent.errors);
+}
+
+// A folder with the tokenizer of Qwen 3 alone and what is given of its settings.
+fs::path bare_tokenizer(const std::string& name, const std::string& settings) {
+  fs::path folder = workspace() / name;
+  fs::create_directories(folder);
+  fs::copy_file(shared_data("tokenizers/qwen3") / "tokenizer.json", folder / "tokenizer.json");
+  if (!settings.empty()) workspace().write(name + "/tokenizer_config.json", settings);
+  return folder;
+}
+
+TEST_CASE("a_run_of_conversations_chats_and_exports_by_the_template_of_its_config") {
+  if (!is_shared_data_present("tokenizers/qwen3")) return;
+  const std::string settings =
+      R"({"eos_token": "<|endoftext|>", "tokenizer_class": "PreTrainedTokenizerFast", "chat_template": "{{ 1 }}"})";
+  std::vector<std::string> trained = from_folder(bare_tokenizer("chatml", settings));
+  const std::string chats =
+      workspace()
+          .write("chatml.jsonl",
+                 R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})"
+                 "\n")
+          .string();
+  trained.insert(trained.end(),
+                 {"data.train=[{path: " + chats + ", records: messages}]", "data.instructions.chat_template=chatml"});
+  const Ended end = workspace().run(workspace().training("chatml-run", trained));
+  REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+  const std::string run = (workspace() / "chatml-run").string();
+  const Ended talks = chat(run);
+  REQUIRE_MESSAGE(talks.exit_code == 0, talks.errors);
+
+  const fs::path out = workspace() / "chatml-out";
+  const Ended written = exported(run, out.string());
+  REQUIRE_MESSAGE(written.exit_code == 0, written.errors);
+  CHECK_MESSAGE(written.says("notice: the chat template is the one that the run read"), written.errors);
+  const std::string jinja = read_file(out / "chat_template.jinja");
+  CHECK(jinja.find("'<|im_start|>' + message.role") != std::string::npos);
+  CHECK(json::parse(read_file(out / "tokenizer_config.json")).at("chat_template") == jinja);
+  CHECK(json::parse(read_file(out / "config.json")).at("eos_token_id") == json{151643, 151645});
+  CHECK(json::parse(read_file(out / "generation_config.json")) == json{{"eos_token_id", {151643, 151645}}});
+  CHECK(chat(out.string()).output == talks.output);
+}
+
+TEST_CASE("an_export_names_the_tokens_that_the_tokenizers_settings_name") {
+  if (!is_shared_data_present("tokenizers/llama3")) return;
+  REQUIRE(
+      workspace().run(workspace().training("llama3-run", from_folder(shared_data("tokenizers/llama3")))).exit_code ==
+      0);
+  const fs::path out = workspace() / "llama3-out";
+  REQUIRE(exported((workspace() / "llama3-run").string(), out.string()).exit_code == 0);
+  CHECK(json::parse(read_file(out / "config.json")).at("bos_token_id") == 128000);
+}
+
+TEST_CASE("an_odd_tokenizer_config_is_refused_by_member_or_passed_over") {
+  if (!is_shared_data_present("tokenizers/qwen3")) return;
+  const auto with_added = [](const std::string& added) {
+    return R"({"pad_token": "<pad>", "added_tokens_decoder": {)" + added + "}}";
+  };
+  const fs::path folder = bare_tokenizer("odd", with_added(R"("x": {"content": "<pad>"})"));
+  REQUIRE(workspace().run(workspace().training("odd-run", from_folder(folder))).exit_code == 0);
+  const std::string run = (workspace() / "odd-run").string();
+  const std::string out = (workspace() / "odd-out").string();
+  const auto put = [&](const std::string& settings) {
+    replace_file(checkpoint(workspace() / "odd-run", 1), "tokenizer_config.json", settings);
+    fs::remove_all(out);
+    return exported(run, out);
+  };
+  const auto refused = [](const Ended& end, const std::string& words) {
+    CHECK(end.exit_code == 3);
+    CHECK_MESSAGE(end.says(words), end.errors);
+  };
+  refused(exported(run, out), "tokenizer_config.json: added_tokens_decoder: \"x\" is no token's id");
+  refused(put(R"({"pad_token": 5})"), "tokenizer_config.json: \"pad_token\" is integer 5, expected a string");
+  for (const char* added : {R"("5": {"content": 1})", R"("5000000": {"content": "<pad>"})"}) {
+    const Ended end = put(with_added(added));
+    REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+    CHECK(json::parse(read_file(fs::path(out) / "config.json")).at("pad_token_id").is_null());
+  }
+}
+
+TEST_CASE("an_export_has_the_context_of_the_base_model_where_positions_are_rotated") {
+  const auto settings = [](std::vector<std::string> more) {
+    more.insert(more.end(), {"train.steps=1", "train.lr_schedule.warmup=0", "model.context=64"});
+    return more;
+  };
+  const std::string run = (workspace() / "short-run").string();
+  REQUIRE(workspace()
+              .run(workspace().training("long-run", settings({"model.norm=rmsnorm", "model.position=rope",
+                                                              "model.activation=swiglu", "model.bias=false"})))
+              .exit_code == 0);
+  const fs::path base = workspace() / "long-base";
+  REQUIRE(exported((workspace() / "long-run").string(), base.string()).exit_code == 0);
+  json config = json::parse(read_file(base / "config.json"));
+  config["max_position_embeddings"] = 512;
+  write_file(base / "config.json", config.dump());
+  const Ended trained =
+      workspace().run(workspace().training("short-run", settings({"model.init.from=" + base.string()})));
+  REQUIRE_MESSAGE(trained.exit_code == 0, trained.errors);
+  const auto context_in = [&](const std::string& name, const std::string& notice) {
+    const fs::path out = workspace() / name;
+    const Ended end = exported(run, out.string());
+    REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+    CHECK_MESSAGE(end.says(notice), end.errors);
+    return json::parse(read_file(out / "config.json")).at("max_position_embeddings").get<int>();
+  };
+  CHECK(context_in("short-of-base", "notice: the context is 512 tokens, that of the base model in ") == 512);
+  fs::remove_all(base);
+  CHECK(context_in("short-alone", "notice: the context is 64 tokens: the run read at most 64 tokens at once") == 64);
 }
 
 TEST_CASE("what_lies_beside_a_tokenizer_and_is_broken_is_refused_at_the_start") {
@@ -177,6 +284,16 @@ TEST_CASE("a_gguf_file_says_what_rounding_cost_and_refuses_what_it_cannot_hold")
                 {"--dtype: int8 is of --to gguf"});
   check_refused(of_run("data.gguf", {"--data", held()}), 2, {"--data: ", "int8 or int4"});
   check_refused(of_run("data.gguf", {"--dtype", "int8", "--data", "absent.txt"}), 2, {"absent.txt"});
+  // Conversations and completions too.
+  const std::string records = (fs::path(SCALETRAIN_SOURCE_FOLDER) / "tests/golden/instructions/records.jsonl").string();
+  const Ended answers =
+      of_run("answers.gguf", {"--dtype", "int8", "--data", records, "--records", "prompt_completion"});
+  CHECK_MESSAGE(answers.output.find("records.jsonl: loss ") != std::string::npos, answers.errors);
+  check_refused(of_run("data.gguf", {"--dtype", "int8", "--data", records, "--records", "messages"}), 2,
+                {"--chat-template: records: messages need a chat template"});
+  std::vector<std::string> nowhere = command;
+  nowhere.emplace_back("");
+  check_refused(workspace().run(nowhere), 2, {"--output: a path is expected"});
   CHECK_FALSE(fs::exists(workspace() / "data.gguf"));
 }
 
@@ -289,6 +406,10 @@ TEST_CASE("what_is_wrong_with_a_command_is_refused_before_the_weights_are_read")
   refused({"evaluate"}, {"no validation set and no task"});
   refused({"checkpoint", "export", "--to", "gguf", "--output", "no/such.gguf"}, {"no such folder"});
   refused({"checkpoint", "export", "--to", "huggingface", "--output", "hollow-unread"}, {"not an empty folder"});
+  refused({"checkpoint", "export", "--to", "gguf", "--dtype", "int8", "--output", "no.gguf", "--data", "absent.txt"},
+          {"absent.txt"});
+  workspace().write("hollow-unread/tokenizer_config.json", "[]");
+  refused({"checkpoint", "export", "--to", "huggingface", "--output", "no-folder"}, {"is no JSON object"}, 3);
 }
 
 TEST_CASE("an_import_and_an_export_need_less_than_two_tensors_beside_the_model") {

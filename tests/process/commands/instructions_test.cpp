@@ -51,6 +51,8 @@ TEST_CASE("evaluate_measures_answers_as_pytorch_does_of_each_record_alone") {
   check_refused(evaluate({"--records", "messages", "--chat-template", "chatml"}), 3,
                 {"--chat-template: \"<|im_end|>\", which ends a turn by the template chatml, is no token"});
   check_refused(evaluate({}), 3, {"the key \"text\" is missing", "evaluate: --records prompt_completion"});
+  check_refused(evaluate({"--records", "prompt_completion", "--chat-template", "chatml"}), 2,
+                {"--chat-template: nothing uses it with --records prompt_completion"});
   check_refused(evaluate({"--records", "chat"}), 2, {"--records", "prompt_completion"});
 }
 

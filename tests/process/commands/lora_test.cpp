@@ -141,6 +141,16 @@ TEST_CASE("adapters_are_merged_by_evaluate_generate_and_export") {
 
 TEST_CASE("an_adapter_is_exported_as_peft_has_it") {
   const fs::path folder = workspace() / "adapter";
+  const Ended begun =
+      workspace().run(lora_run("lora-named", {"train.steps=1", "train.lr_schedule.warmup=0",
+                                              "model.init.from=" + (workspace() / "./base/").string()}));
+  REQUIRE_MESSAGE(begun.exit_code == 0, begun.errors);
+  const fs::path named = workspace() / "adapter-named";
+  REQUIRE(workspace()
+              .run({"checkpoint", "export", (workspace() / "lora-named").string(), "--to", "huggingface", "--adapter",
+                    "--output", named.string()})
+              .exit_code == 0);
+  CHECK(nlohmann::json::parse(read_file(named / "adapter_config.json")).at("base_model_name_or_path") == base_folder());
   const std::vector<std::string> arguments = {"checkpoint",  "export",    trained().string(), "--to",
                                               "huggingface", "--adapter", "--output",         folder.string()};
   const Ended end = workspace().run(arguments);
@@ -173,6 +183,10 @@ TEST_CASE("evaluate_says_where_the_base_of_adapters_is_missing_and_takes_it_from
   CHECK(held_loss(run, {"--base", base_folder()}) == before);
   check_refused(workspace().run({"evaluate", newest(), "--data", held(), "--base", base_folder()}), 2,
                 {"--base: ", "needs no other"});
+  // Of several models those that have adapters take it.
+  const Ended both = workspace().run({"evaluate", newest(), run, "--data", held(), "--json", "--base", base_folder()});
+  REQUIRE_MESSAGE(both.exit_code == 0, both.errors);
+  CHECK(nlohmann::json::parse(both.output).at(1).at("loss").get<double>() == before);
 }
 
 TEST_CASE("adapters_that_cannot_be_trained_are_refused_by_key") {

@@ -422,11 +422,11 @@ TEST_CASE("attention_agrees_with_the_textbook") {
 
 TEST_CASE("attention_with_a_window_and_capped_scores_agrees_with_the_textbook") {
   AttentionProblem problem = attention_problem();
-  for (const auto& [window, softcap] : {std::pair<std::int64_t, double>{1, 0.0}, {3, 0.0}, {0, 0.5}, {2, 1.5}}) {
-    CAPTURE(window);
-    CAPTURE(softcap);
-    problem.shape.window = window;
-    problem.shape.softcap = softcap;
+  for (const auto& limits : {std::pair<std::int64_t, double>{1, 0.0}, {3, 0.0}, {0, 0.5}, {2, 1.5}}) {
+    problem.shape.window = limits.first;
+    problem.shape.softcap = limits.second;
+    CAPTURE(problem.shape.window);
+    CAPTURE(problem.shape.softcap);
     const AttentionResult expected = softmax_attention(problem);
     const AttentionResult found = reference_attention(problem);
     check_close(found.output, expected.output);

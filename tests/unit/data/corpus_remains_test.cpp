@@ -35,6 +35,23 @@ TEST_CASE("a build that replaces others leaves no part of them, and nothing that
   }
   CHECK(fs::exists(corpus.folder / "out-mine.bin"));
   CHECK(fs::exists(corpus.folder / "out.idx"));
+  // Also where the build itself is there already.
+  request.split = {80, 10, 10};
+  build_corpus(request);
+  corpus.folder.write("out-test.keep", "mine");
+  const std::string test = (corpus.folder / "out-test").string();
+  for (const char* const ending : {".bin", ".idx", ".build.json"}) fs::rename(test + ending, test + ending + ".old");
+  request.split = {90, 10};
+  build_corpus(request);
+  for (const char* const ending : {".bin", ".idx", ".build.json"}) fs::rename(test + ending + ".old", test + ending);
+  request.overwrites = false;
+  CHECK(build_corpus(request).was_there);
+  CHECK(fs::exists(test + ".bin"));
+  request.overwrites = true;
+  CHECK(build_corpus(request).was_there);
+  CHECK_FALSE(fs::exists(test + ".bin"));
+  CHECK_FALSE(fs::exists(test + ".build.json"));
+  CHECK(fs::exists(test + ".keep"));
 }
 
 TEST_CASE("a build whose unfinished files were cut begins anew, and says so") {
@@ -85,6 +102,7 @@ TEST_CASE("builds of one output that begin and end together hinder each other, a
     std::atomic<int> num_built{0};
     std::vector<std::string> problems(3);
     std::vector<std::thread> builders;
+    builders.reserve(problems.size());
     for (std::string& problem : problems)
       builders.emplace_back([&] {
         CorpusRequest request = corpus.request(name);

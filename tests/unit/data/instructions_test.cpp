@@ -21,6 +21,7 @@
 #include "open_tokenizer.h"
 #include "shared_data.h"
 #include "support/chat_tokenizer.h"
+#include "support/text.h"
 
 using namespace scaletrain;
 using namespace scaletrain::test;
@@ -287,7 +288,19 @@ TEST_CASE("what is no instruction, or is read as something else, is refused with
   scene.config.train = {source_at(scene.folder.write("c.txt", "text"))};
   scene.config.train[0].records = RecordKind::messages;
   says(refusal(), "data.train.0.path: ");
-  says(refusal(), "c.txt is text, and records: messages are lines of JSONL");
+  says(refusal(), "c.txt is text, and records: messages are lines of JSONL; name such files alone, or say type: jsonl");
+  // What an option names has no such keys.
+  ValidationConfig set;
+  set.path = scene.config.train[0].path;
+  set.records = RecordKind::messages;
+  const auto evaluated = [&] {
+    return message_of<std::exception>(
+        [&] { open_validation_set(set, scene.config, *scene.tokenizer, scene.options(64), "--data"); });
+  };
+  says(evaluated(), "have its name end with .jsonl");
+  CHECK_FALSE(contains(evaluated(), "type: jsonl"));
+  set.path = scene.folder.write("bad.jsonl", "{}\n").string();
+  says(evaluated(), "; mend the line, or take it out");
   // A template that is not known, of the tokenizer or by its name.
   scene.config.train = {scene.source("a.jsonl", {small_chat(3, 3, 'a')})};
   scene.config.instructions.chat_template = "vicuna";
@@ -303,6 +316,18 @@ TEST_CASE("what is no instruction, or is read as something else, is refused with
   const std::vector<InputProblem> problems = source_problems(scene.config);
   REQUIRE(problems.size() == 1);
   CHECK(problems[0].key == "data.instructions.chat_template");
+  // Nor is a template that the tokenizer has no token for left to the start.
+  scene.config.instructions.chat_template = "llama3";
+  const std::vector<InputProblem> ends = source_problems(scene.config);
+  REQUIRE(ends.size() == 1);
+  CHECK(ends[0].key == "data.instructions.chat_template");
+  CHECK(contains(ends[0].message, "which ends a turn by the template llama3, is no token"));
+  // Of a tokenizer that is not there only that is told.
+  DataConfig nowhere = scene.config;
+  nowhere.instructions.chat_template.reset();
+  nowhere.tokenizer.path = (scene.folder / "nowhere/tokenizer.json").string();
+  CHECK(source_problems(nowhere).empty());
+  scene.config.instructions.chat_template.reset();
   scene.config.train[0].records = RecordKind::prompt_completion;
   CHECK(source_problems(scene.config).empty());
   // What is packed is no source.
@@ -448,6 +473,42 @@ TEST_CASE("text and instructions mix, and a validation set reads its instruction
   const Sample sample = read(*validation, 0);
   CHECK(sample.starts == Ids({0, 31}));
   CHECK(std::count_if(sample.targets.begin(), sample.targets.end(), [](auto id) { return id >= 0; }) == 18);
+}
+
+TEST_CASE("records fall to a side by what they say, whatever line says it") {
+  Scene scene;
+  std::string lines;
+  constexpr int count = 60;
+  for (int i = 0; i < count; ++i) {
+    const std::string said = std::to_string(i);
+    const json asked = {{"prompt", "q" + said}, {"completion", "a" + said}};
+    json named = asked;
+    named["id"] = i;
+    lines += asked.dump() + "\n" + named.dump() + "\r\n" + R"({"completion":  "a)" + said + R"(", "prompt":"q)" + said +
+             "\"}\n";
+  }
+  scene.config.on_bad_record = BadRecordPolicy::skip;
+  scene.config.train = {source_at(scene.folder.write("a.jsonl", lines + "{\"body\": 1}\n"))};
+  scene.config.train[0].records = RecordKind::prompt_completion;
+  scene.config.train[0].split = HoldOutConfig{.validation = 0.3, .name = "held"};
+  add_held_out_sets(scene.config);
+  const std::int64_t context = 16;
+  const auto data = open_training_data(scene.config, *scene.tokenizer, scene.options(context));
+  const auto set = open_validation_set(scene.config.validation[0], scene.config, *scene.tokenizer,
+                                       scene.options(context), "data.train.0.split");
+  std::map<Ids, int> trained;
+  std::map<Ids, int> held_out;
+  for (std::int64_t n = 0; n < data->mixture().order(0).samples_per_epoch(); ++n)
+    for (const PackedDocument& document : documents_of(read(*data, n))) ++trained[trimmed(document).first];
+  for (std::int64_t n = 0; n < set->num_samples(); ++n)
+    for (const PackedDocument& document : documents_of(read(*set, n))) ++held_out[trimmed(document).first];
+  CHECK(trained.size() + held_out.size() == count);
+  CHECK(held_out.size() > 5);
+  for (const auto& [ids, times] : trained) CHECK(times == 3);
+  for (const auto& [ids, times] : held_out) CHECK(times == 3);
+  CHECK(std::count_if(scene.told.begin(), scene.told.end(), [](const std::string& line) {
+          return line.find("without the field") != std::string::npos;
+        }) == 1);
 }
 
 TEST_CASE("other rules are other data, and the same are found again") {

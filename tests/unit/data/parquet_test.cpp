@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <optional>
@@ -12,9 +13,12 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "data/corpus/corpus_build.h"
 #include "data/corpus/inspection.h"
 #include "data/source_check.h"
+#include "data/tokens/text_notes.h"
+#include "data/tokens/text_reader.h"
 #include "data/tokens/token_cache.h"
 #include "dataset_scene.h"
 #include "support/text.h"
@@ -74,6 +78,24 @@ struct ParquetReading {
 bool skips_for_want_of_parquet() {
   if (!has_parquet_module()) MESSAGE("built without Parquet: nothing is tested");
   return !has_parquet_module();
+}
+
+TEST_CASE("a Parquet file that changes while it is read is told as such") {
+  if (skips_for_want_of_parquet()) return;
+  const TempFolder folder;
+  const TextFile file{folder / "a.parquet", TextKind::parquet};
+  fs::copy_file(kParquetFiles / "plain.parquet", file.path);
+  const TextSource source{.files = {file}, .field = "text", .separator = {}, .on_bad_record = BadRecordPolicy::skip};
+  TextNotes notes;
+  Hasher hasher;
+  bool changes = false;
+  const UseRow use = [&](std::string_view, const LinePlace&) {
+    if (changes) fs::last_write_time(file.path, fs::file_time_type::clock::now() + std::chrono::hours(1));
+  };
+  read_rows(file, source, 0, use, notes, {.hasher = &hasher});
+  changes = true;
+  CHECK(contains(message_of<InputError>([&] { read_rows(file, source, 0, use, notes, {.hasher = &hasher}); }),
+                 "a.parquet: the file changed while it was read"));
 }
 
 TEST_CASE("each row of a text column of Parquet is a document, however it is stored") {

@@ -11,6 +11,7 @@
 #include "data/corpus/corpus_build.h"
 #include "data/corpus/corpus_reader.h"
 #include "data/dataset.h"
+#include "data/size_estimate.h"
 #include "data/source_check.h"
 #include "dataset_scene.h"
 #include "support/text.h"
@@ -157,6 +158,13 @@ TEST_CASE("what documents cannot be held out of is refused by the key") {
   CHECK(
       contains(nothing, "data.train.0.split: " + alone.string() + ": no document falls to the 10 % that are held out"));
   CHECK(contains(nothing, "without a separator a file of text is one"));
+  const DataConfig line = scene.config(scene.folder.write("one.jsonl", "{\"text\": \"a\"}\n"));
+  const std::string no_record = message_of<InputError>([&] {
+    scene.training(line);
+    scene.held_out(line);
+  });
+  CHECK(contains(no_record, "choose another share, or name more records"));
+  CHECK_FALSE(contains(no_record, "separator"));
 
   CorpusRequest request;
   request.sources = {scene.lines.string()};
@@ -171,6 +179,15 @@ TEST_CASE("what documents cannot be held out of is refused by the key") {
   const std::vector<InputProblem> problems = source_problems(tokens);
   REQUIRE(problems.size() == 1);
   CHECK(problems[0].key == "data.train.0.split");
+}
+
+TEST_CASE("what a source is estimated to hold is without the documents that it holds out") {
+  const SplitScene scene;
+  SourceConfig source = scene.config(scene.text).train[0];
+  const auto estimated = [&source] { return estimate_tokens(source, TokenizerConfig(), 257)->tokens; };
+  const std::uint64_t trained = estimated();
+  source.split.reset();
+  CHECK(trained == estimated() * 9 / 10);
 }
 
 TEST_CASE("bad records of a source that holds documents out are told once") {

@@ -143,6 +143,9 @@ TEST_CASE("steps of epochs are counted in whole batches") {
   CHECK(steps_of_epochs(1.0, 10, 0, 11, 4) == 2);
   CHECK(steps_of_epochs(1.0, 10, 0, 12, 4) == 3);
   CHECK(steps_of_epochs(1.0, 10, 0, 9, 4) == 3);
+  // Less than a batch is not shortened to nothing: that step is refused. A run that has trained ends.
+  CHECK(steps_of_epochs(1.0, 3, 0, 3, 4) == 1);
+  CHECK(steps_of_epochs(2.0, 4, 4, 5, 8) == 0);
   CHECK(contains(message_of<UserError>([] { steps_of_epochs(1e6, std::int64_t{1} << 50, 0, std::nullopt, 4); }),
                  "more than can be counted"));
 }

@@ -227,6 +227,30 @@ TEST_CASE("a path that holds other content is another source, which is told with
   CHECK(taken(run) == std::vector<std::int64_t>{24});
 }
 
+TEST_CASE("a split that is added is told as such, and that the run may have seen what is held out") {
+  TinyRun run;
+  std::string lines;
+  for (unsigned i = 0; i < 60; ++i) lines += sample_text(80, i) + "\n----\n";
+  run.folder.write("many.txt", lines);
+  const auto split = [](const std::string& more) {
+    return "data.train=[{path: many.txt, separator: '----'" + more + "}]";
+  };
+  run.run({split("")}, 4);
+  run.run({split(", split: {validation: 20%, name: held}")}, 2);
+  CHECK(contains(log_of(run),
+                 "many.txt is read otherwise than at the checkpoint, and so from its beginning: "
+                 "data.train.0.split (was none, is 20 %)"));
+  CHECK(contains(log_of(run), "data.train.0.split: the run may have trained on documents that are held out"));
+  CHECK_FALSE(contains(log_of(run), "holds other content"));
+  // A smaller share holds out no others.
+  TinyRun less;
+  less.folder.write("many.txt", lines);
+  less.run({split(", split: {validation: 40%, name: held}")}, 4);
+  less.run({split(", split: {validation: 20%, name: held}")}, 2);
+  CHECK(contains(log_of(less), "data.train.0.split (was 40 %, is 20 %)"));
+  CHECK_FALSE(contains(log_of(less), "may have trained on"));
+}
+
 TEST_CASE("a validation set that has gained or lost files since the last start is told") {
   TinyRun run;
   run.folder.write("held/1.txt", sample_text(150, 3));

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "data/tokens/chat/chat_jinja.h"
 #include "data/tokens/python_space.h"
 
 namespace scaletrain {
@@ -132,10 +133,10 @@ std::vector<ChatPiece> render_chatml(const ChatRequest& request) {
 // llama3-first: as the first Llama 3 tokenizers had it. chatml is the plain form of <|im_start|> and <|im_end|>, of
 // models that name it (--chat-template chatml).
 constexpr std::array<ChatStyle, 4> styles = {{
-    {"llama3", "<|eot_id|>", "<|begin_of_text|>", render_llama3},
-    {"llama3-first", "<|eot_id|>", "<|begin_of_text|>", render_llama3_first},
-    {"qwen3", "<|im_end|>", "", render_qwen3},
-    {"chatml", "<|im_end|>", "", render_chatml},
+    {"llama3", "<|eot_id|>", "<|begin_of_text|>", render_llama3, kLlama3Jinja},
+    {"llama3-first", "<|eot_id|>", "<|begin_of_text|>", render_llama3_first, kLlama3FirstJinja},
+    {"qwen3", "<|im_end|>", "", render_qwen3, kQwen3Jinja},
+    {"chatml", "<|im_end|>", "", render_chatml, kChatmlJinja},
 }};
 
 constexpr std::array<KnownTemplate, 4> templates = {{

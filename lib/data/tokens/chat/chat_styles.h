@@ -20,6 +20,7 @@ struct ChatStyle {
   std::string_view end_of_turn;
   std::string_view bos;  // where no file says it
   std::vector<ChatPiece> (*render)(const ChatRequest& request);
+  std::string_view jinja;  // the same for other programs (chat_jinja.h)
 };
 
 // A template by the hash (hash_text) of its text. Several may have one style, and a style names without any.

@@ -77,6 +77,8 @@ ChatTemplate ChatTemplate::of_folder(const fs::path& folder) {
   const std::uint64_t hash = hash_text(found.text);
   for (const KnownTemplate& known : known_templates())
     if (known.hash == hash) return {known.style, token_text(config, "bos_token", file)};
+  for (const ChatStyle& style : chat_styles())  // as an export has written it
+    if (found.text == style.jinja) return {style, std::string(style.bos)};
   throw InputError(fmt::format("{}: a chat template that is not known here (its hash is {}): {}; known are {}",
                                found.where, to_hex(hash), quoted(found.text, 60), list_of_names()));
 }
@@ -99,6 +101,10 @@ std::string_view ChatTemplate::name() const {
 
 std::string_view ChatTemplate::end_of_turn() const {
   return style_->end_of_turn;
+}
+
+std::string_view ChatTemplate::jinja() const {
+  return style_->jinja;
 }
 
 std::vector<ChatPiece> ChatTemplate::render(std::span<const ChatMessage> messages, bool invites) const {

@@ -49,6 +49,8 @@ class ChatTemplate {
   std::string_view name() const;
   // The text of the token that ends a turn.
   std::string_view end_of_turn() const;
+  // The template for programs that run Jinja: of the same text, with the token in it that begins a document.
+  std::string_view jinja() const;
 
   // invites: an answer is to be written behind it (add_generation_prompt). UserError for a role that is none, and for
   // no messages. A message's content is as the template writes it: some remove white space around it.

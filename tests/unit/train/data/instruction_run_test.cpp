@@ -115,7 +115,9 @@ TEST_CASE("conversations that are added to a run's folder join its epoch") {
   CHECK(contains(log_of(run), "100 documents"));
   // Another loss is other data, and said to be.
   REQUIRE(run.run({"train.steps=13", "data.instructions.loss=all"}) == ExitCode::finished);
-  CHECK(contains(log_of(run), "holds other content than at the checkpoint"));
+  CHECK(contains(log_of(run),
+                 "is read otherwise than at the checkpoint, and so from its beginning: "
+                 "data.instructions.loss (was answers, is all)"));
 }
 
 TEST_CASE("a run on instructions has the same losses on every layout, and goes on on another") {
