@@ -95,16 +95,32 @@ std::string_view unsupported_feature(std::string_view path) {
   return {};
 }
 
+namespace {
+
+template <class Record>
+const Key<Record>* find_key(const KeyTable<Record>& table, std::string_view path) {
+  const auto found = std::find_if(table.begin(), table.end(), [&](const auto& row) { return row.info.path == path; });
+  return found == table.end() ? nullptr : &*found;
+}
+
+// A key's value as the config has it: of the whole, or of the section that may be left out.
+std::string written_value(const Config& config, std::string_view path) {
+  if (const auto* const key = find_key(config_table(), path)) return key->write(config);
+  constexpr std::string_view section = "finetune.lora.";
+  SCALETRAIN_CHECK(path.starts_with(section) && config.finetune.lora.has_value());
+  const auto* const key = find_key(lora_table(), path.substr(section.size()));
+  SCALETRAIN_CHECK(key != nullptr);
+  return key->write(*config.finetune.lora);
+}
+
+}  // namespace
+
 std::vector<Refusal> refusals(const Config& config) {
   std::vector<Refusal> out;
-  const KeyTable<Config>& keys = config_table();
   for (const UnsupportedValue& value : unsupported_table()) {
     if (value.is_asked == nullptr || !value.is_asked(config)) continue;
-    const auto key =
-        std::find_if(keys.begin(), keys.end(), [&](const auto& row) { return row.info.path == value.path; });
-    SCALETRAIN_CHECK(key != keys.end());
-    out.push_back({key->info.path,
-                   fmt::format("{}: {} is not supported yet; use {}", value.path, key->write(config), value.instead)});
+    out.push_back({std::string(value.path), fmt::format("{}: {} is not supported yet; use {}", value.path,
+                                                        written_value(config, value.path), value.instead)});
   }
   return out;
 }
