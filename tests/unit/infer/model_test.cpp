@@ -107,6 +107,30 @@ TEST_CASE("a Hugging Face model whose attention reaches less far than its contex
   const TempFolder folder;
   Config config = byte_config();
   make_llama(config.model);
+  config.model.qkv_bias = true;
+  const TinyModel tiny(config);
+  export_tiny(tiny, folder / "hf");
+  const Device device;
+  const auto loaded = [&](bool is_used, std::int64_t window) {
+    nlohmann::json values = nlohmann::json::parse(TempFolder::read(folder / "hf" / "config.json"));
+    REQUIRE(values["model_type"] == "qwen2");
+    values["use_sliding_window"] = is_used;
+    values["sliding_window"] = window;
+    values["max_window_layers"] = 0;
+    folder.write("hf/config.json", values.dump());
+    return LoadedModel(locate_model(folder / "hf"), *device.backend, *device.stream);
+  };
+  CHECK(loaded(false, 7).transformer().spec() == tiny.spec);
+  CHECK(loaded(false, 7).context_notice() == "");
+  CHECK(loaded(true, 20).context_notice() == "");
+  CHECK(loaded(true, 7).transformer().spec().context == 7);
+  CHECK(contains(loaded(true, 7).context_notice(), "attention reaches 7 tokens back in this model (sliding window)"));
+}
+
+TEST_CASE("a Mistral's window is computed, and leaves its context as it is") {
+  const TempFolder folder;
+  Config config = byte_config();
+  make_llama(config.model);
   const TinyModel tiny(config);
   export_tiny(tiny, folder / "hf");
   const Device device;
@@ -118,10 +142,10 @@ TEST_CASE("a Hugging Face model whose attention reaches less far than its contex
     return LoadedModel(locate_model(folder / "hf"), *device.backend, *device.stream);
   };
   CHECK(loaded("null").transformer().spec() == tiny.spec);
-  CHECK(loaded("null").context_notice() == "");
-  CHECK(loaded("20").context_notice() == "");
-  CHECK(loaded("7").transformer().spec().context == 7);
-  CHECK(contains(loaded("7").context_notice(), "attention reaches 7 tokens back in this model (sliding window)"));
+  CHECK_FALSE(loaded("null").config().model.window.tokens.has_value());
+  CHECK(loaded("7").config().model.window.tokens == 7);
+  CHECK(loaded("7").transformer().spec().context == tiny.spec.context);
+  CHECK(loaded("7").context_notice() == "");
 }
 
 TEST_CASE("a Hugging Face folder loads as the model that was exported") {
