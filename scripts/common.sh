@@ -34,55 +34,54 @@ install() {
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
+# fetch_wheel WHAT WITHOUT PLATFORM HASH PACKAGE==VERSION: unpacks a wheel of PyPI into a folder, whose name it prints; who calls it removes
+# that. Fails where it cannot be had, and says what is done WITHOUT it.
+fetch_wheel() {
+  local what=$1 without=$2 platform=$3 hash=$4 package=$5 wheels
+  say "fetching $what" >&2
+  if ! python3 -m pip --version >/dev/null 2>&1 && ! (install python3-pip) >&2; then
+    echo "there is no pip to fetch them: $without" >&2
+    return 1
+  fi
+  wheels=$(mktemp -d)
+  echo "$package --hash=sha256:$hash" >"$wheels/wanted"
+  if ! python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.11 --implementation cp \
+    --abi cp311 --platform "$platform" --require-hashes --dest "$wheels" --requirement "$wheels/wanted" >&2; then
+    echo "they cannot be had: $without" >&2
+    rm -rf "$wheels"
+    return 1
+  fi
+  python3 -m zipfile -e "$wheels"/*.whl "$wheels"
+  echo "$wheels"
+}
+
 # Headers of cuDNN's frontend, by which the module for GPUs is built to use cuDNN for attention: a wheel of one version. Without them,
 # or where they cannot be had, it is built without.
 fetch_cudnn_frontend() {
-  local folder=$root/build/cudnn-frontend wheels
+  local folder=$root/build/cudnn-frontend wheel
   [ ! -e "$folder/include/cudnn_frontend.h" ] || return 0
   [ "$(uname -m)" = x86_64 ] || return 0
-  say "fetching the headers of cuDNN's frontend"
-  if ! python3 -m pip --version >/dev/null 2>&1 && ! (install python3-pip); then
-    echo "there is no pip to fetch them: attention on GPUs will be our own kernels' alone" >&2
-    return 0
-  fi
-  wheels=$(mktemp -d)
-  echo 'nvidia-cudnn-frontend==1.32.0 --hash=sha256:c6006556017a4d1c914c52a556c71b1267f2d6a0500f742e7b4edef539878df0' >"$wheels/wanted"
-  if python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.11 --implementation cp \
-    --abi cp311 --platform manylinux_2_27_x86_64 --require-hashes --dest "$wheels" --requirement "$wheels/wanted"; then
-    python3 -m zipfile -e "$wheels"/*.whl "$wheels/all"
-    mkdir -p "$folder"
-    mv "$wheels/all/include" "$folder/include"
-  else
-    echo "they cannot be had: attention on GPUs will be our own kernels' alone" >&2
-  fi
-  rm -rf "$wheels"
+  wheel=$(fetch_wheel "the headers of cuDNN's frontend" "attention on GPUs will be our own kernels' alone" manylinux_2_27_x86_64 \
+    c6006556017a4d1c914c52a556c71b1267f2d6a0500f742e7b4edef539878df0 nvidia-cudnn-frontend==1.32.0) || return 0
+  mkdir -p "$folder"
+  mv "$wheel/include" "$folder/include"
+  rm -rf "$wheel"
 }
 
 # What the module for Parquet is built with: headers and libraries of Apache Arrow, of which Debian has no package: a wheel of one
 # version. Without them, or where they cannot be had, Parquet is refused.
 fetch_arrow() {
-  local folder=$root/build/arrow wheels
+  local folder=$root/build/arrow wheel
   [ ! -e "$folder/lib/libparquet.so.2600" ] || return 0
   [ "$(uname -m)" = x86_64 ] || return 0
-  say "fetching Apache Arrow's libraries"
-  if ! python3 -m pip --version >/dev/null 2>&1 && ! (install python3-pip); then
-    echo "there is no pip to fetch them: Parquet will be refused" >&2
-    return 0
-  fi
-  wheels=$(mktemp -d)
-  echo 'pyarrow==26.0.1 --hash=sha256:39cb0f2418282c24bea6ceda77b03e5a8f0a5766b63a8bf194d4e2a2c423548c' >"$wheels/wanted"
-  if python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.11 --implementation cp \
-    --abi cp311 --platform manylinux_2_28_x86_64 --require-hashes --dest "$wheels" --requirement "$wheels/wanted"; then
-    python3 -m zipfile -e "$wheels"/*.whl "$wheels/all"
-    rm -rf "$folder"
-    mkdir -p "$folder/lib"
-    mv "$wheels/all/pyarrow/include" "$folder/include"
-    # Last: it says that all is there.
-    mv "$wheels/all/pyarrow/libarrow.so.2600" "$wheels/all/pyarrow/libparquet.so.2600" "$folder/lib"
-  else
-    echo "they cannot be had: Parquet will be refused" >&2
-  fi
-  rm -rf "$wheels"
+  wheel=$(fetch_wheel "Apache Arrow's libraries" "Parquet will be refused" manylinux_2_28_x86_64 \
+    39cb0f2418282c24bea6ceda77b03e5a8f0a5766b63a8bf194d4e2a2c423548c pyarrow==26.0.1) || return 0
+  rm -rf "$folder"
+  mkdir -p "$folder/lib"
+  mv "$wheel/pyarrow/include" "$folder/include"
+  # Last: it says that all is there.
+  mv "$wheel/pyarrow/libarrow.so.2600" "$wheel/pyarrow/libparquet.so.2600" "$folder/lib"
+  rm -rf "$wheel"
 }
 
 build_packages=(g++ cmake ninja-build pkg-config git ca-certificates libyaml-cpp-dev libcli11-dev nlohmann-json3-dev libspdlog-dev
