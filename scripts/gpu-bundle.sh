@@ -19,7 +19,7 @@ mkdir -p "$bundle/bin" "$bundle/lib" "$bundle/golden"
 cp build/release/bin/{test_backend,test_golden_gpu,test_gpu,test_train_gpu,bench_training,scaletrain,libscaletrain-cuda.so} "$bundle/bin/"
 strip "$bundle/bin/"*
 cp scripts/gpu-check.sh tests/bench/torch_training.py "$bundle/"
-cp -r tests/golden/{gpt2,llama_tied,llama_untied} "$bundle/golden/"
+for model in tests/golden/*/expected.safetensors; do cp -r "$(dirname "$model")" "$bundle/golden/"; done
 # Every library but the kernel's interface, the C library and CUDA.
 ldd "$bundle/bin/"* | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
   grep -vE '/(libc|libm|libdl|librt|libpthread|ld-linux[^/]*|libcublasLt|libcuda|libcudart)\.so' |

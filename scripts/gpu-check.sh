@@ -2,7 +2,7 @@
 # gpu-check.sh [PART]...: tests and measures a machine's GPU by the bundle that this script lies in (gpu-bundle.sh), which needs CUDA 13
 # there and nothing else. All parts, or those that are named:
 #   parity    every operation on the GPU against float64, in fp32, bf16 and fp16, and linear maps in tf32
-#   goldens   losses, gradients and twenty steps of three tiny models against PyTorch in float64; halves against PyTorch's autocast
+#   goldens   losses, gradients and twenty steps of tiny models of each family against PyTorch in float64; halves against PyTorch's autocast
 #   nccl      what one GPU can show of NCCL: a group of one rank, which sends to itself; absent where the machine has no libnccl.so.2
 #   training  the trainer on the GPU against that on the processor, saved and resumed to the bit
 #   program   the program: a run whose worker is killed twice ends with the losses of one that nobody disturbs
@@ -18,7 +18,7 @@
 set -euo pipefail
 # What each part may take of eight minutes, in seconds; what it leaves goes to those after it. parity computes everything on the
 # processors as well, in float64 (54 s beside an H100); training, program and ranks took 6 to 15 s there.
-declare -A share=([parity]=150 [goldens]=20 [nccl]=20 [training]=40 [program]=40 [ranks]=40 [gpus]=50 [speed]=120)
+declare -A share=([parity]=150 [goldens]=40 [nccl]=20 [training]=40 [program]=40 [ranks]=40 [gpus]=50 [speed]=120)
 all=(parity goldens nccl training program ranks gpus speed)
 refuse() {
   echo "gpu-check.sh: $1" >&2

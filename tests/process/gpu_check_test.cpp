@@ -163,11 +163,17 @@ const Bundle& bundle() {
 
 TEST_CASE("a_gpu_bundle_has_what_gpu_check_runs_and_is_refused_above_its_size") {
   CHECK_MESSAGE(bundle().packed.exit_code == 0, bundle().packed.output);
-  for (const char* name : {"gpu-check.sh", "torch_training.py", "golden/gpt2/expected.safetensors",
-                           "golden/llama_tied/model.safetensors", "golden/llama_untied/autocast.json",
-                           "bin/test_backend", "bin/test_golden_gpu", "bin/test_gpu", "bin/test_train_gpu",
+  for (const char* name : {"gpu-check.sh", "torch_training.py", "golden/gpt2/autocast.json", "bin/test_backend", "bin/test_golden_gpu", "bin/test_gpu", "bin/test_train_gpu",
                            "bin/bench_training", "bin/scaletrain", "bin/libscaletrain-cuda.so", "lib/libstdc++.so.6"})
     CHECK_MESSAGE(bundle().names.count(name) == 1, name);
+  int models = 0;
+  for (const auto& entry : fs::directory_iterator(workspace() / "checkout/tests/golden")) {
+    if (!fs::exists(entry.path() / "expected.safetensors")) continue;
+    const std::string name = "golden/" + entry.path().filename().string() + "/model.safetensors";
+    CHECK_MESSAGE(bundle().names.count(name) == 1, name);
+    ++models;
+  }
+  CHECK(models > 3);
   CHECK(bundle().names.count("lib/libc.so.6") == 0);
   const std::string glibc = read_file(Bundle::folder() / "glibc");
   CHECK(std::regex_match(glibc, std::regex("2\\.[0-9]+\n")));
