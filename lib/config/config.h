@@ -38,6 +38,7 @@ enum class OptimizerKind { adamw, sgd };
 enum class LrScheduleKind { cosine, linear, constant, wsd };
 enum class RecomputeKind { none, selective, full };
 enum class OffloadKind { none, host };
+enum class ZeroReduceKind { use, step };
 enum class SpikeAction { warn, skip, rollback };
 enum class ScheduleKind { gpipe, one_f_one_b, interleaved, zb_h1 };
 // How ranks exchange. automatic: those on GPUs by NCCL where each has one and it is found, else as host. host: those of
@@ -274,6 +275,8 @@ struct ParallelConfig {
   std::int64_t chunks = 1;
   std::optional<std::vector<std::int64_t>> stage_layers;  // nothing: auto
   std::int64_t zero = 1;                                  // as much traffic as 0, with less memory and a shorter update
+  std::optional<std::int64_t> zero_group;                 // nothing: all replicas
+  ZeroReduceKind zero_reduce = ZeroReduceKind::use;       // of stage 3
 };
 
 struct PrecisionConfig {

@@ -49,6 +49,7 @@ class LayoutRules {
       check_stages();
     }
     if (data_) check_batch(*data_);
+    check_zero();
     return std::move(problems_);
   }
 
@@ -135,6 +136,25 @@ class LayoutRules {
     if (problem.empty()) return;
     refuse({"parallel.stage_layers", "parallel.pipeline", "parallel.chunks", "model.layers", "model.preset"},
            "parallel.stage_layers: " + problem);
+  }
+
+  void check_zero() {
+    const auto& group = parallel_.zero_group;
+    if (group && parallel_.zero == 0)
+      refuse({"parallel.zero_group", "parallel.zero"},
+             fmt::format("parallel.zero_group: {} replicas divide nothing at parallel.zero: 0; set parallel.zero: 1 to "
+                         "3, or parallel.zero_group: auto",
+                         *group));
+    else if (group && data_ && *data_ % *group != 0)
+      refuse({"parallel.zero_group", "parallel.data"},
+             fmt::format("parallel.zero_group: groups of {} replicas do not divide the {} of parallel.data; use a "
+                         "divisor from 2 on, or auto",
+                         *group, *data_));
+    if (parallel_.zero_reduce == ZeroReduceKind::step && parallel_.zero < 3)
+      refuse({"parallel.zero_reduce", "parallel.zero"},
+             fmt::format("parallel.zero_reduce: step at parallel.zero: {}: stages 0 and 1 sum gradients once a step "
+                         "anyway, and 2 would be 1; set parallel.zero: {}, or leave it out",
+                         parallel_.zero, parallel_.zero == 2 ? "1 or 3" : "3"));
   }
 
   // Sizes that do not divide are padded; a replica that never has a sample is a mistake.

@@ -524,6 +524,11 @@ class Rules {
   void check_elastic() {
     const auto& least = config_.supervise.elastic_min_data;
     const auto& data = config_.parallel.data;
+    if (least && config_.parallel.zero_group)
+      refuse({"parallel.zero_group", "supervise.elastic"},
+             fmt::format("groups of {} replicas do not divide every number that supervise.elastic may go on with; set "
+                         "parallel.zero_group: auto, or supervise.elastic: null",
+                         *config_.parallel.zero_group));
     if (!least || !data || !are_fine({"supervise.elastic", "supervise.elastic.min_data", "parallel.data"})) return;
     if (*least > *data)
       refuse({"supervise.elastic.min_data", "supervise.elastic", "parallel.data"},

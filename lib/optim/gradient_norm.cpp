@@ -14,7 +14,7 @@ namespace {
 std::vector<ParamRange> counted_ranges(const ParamStore& store) {
   const ShardLayout& layout = store.layout();
   const std::int64_t tensor_degree = layout.mesh().degree(Axis::tensor);
-  std::vector<ParamRange> counted = layout.shard_ranges(layout.position().data);
+  std::vector<ParamRange> counted = layout.piece_ranges(layout.position().data);
   std::erase_if(counted, [&](const ParamRange& range) {
     const Parameter& parameter = store.table().parameters()[static_cast<std::size_t>(range.parameter)];
     return parameter.role != ParamRole::trained || parameter.tied_to ||

@@ -147,13 +147,14 @@ void ShardLayout::add_bucket(int unit, int buffer, bool tied, std::int64_t end) 
   FlatBuffer& flat = buffers_[static_cast<std::size_t>(buffer)];
   const std::int64_t first = flat.num_elements;
   if (end == first) return;
-  const std::int64_t shards = mesh_.degree(Axis::data);
-  const std::int64_t shard = round_up(ceil_div(end - first, shards), aligned_elements);
+  const std::int64_t piece = round_up(ceil_div(end - first, mesh_.degree(Axis::data)), aligned_elements);
+  const std::int64_t shard = checked_mul(piece, mesh_.copies());
   buckets_.push_back({.unit = unit,
                       .buffer = buffer,
                       .first = first,
-                      .count = checked_mul(shard, shards),
+                      .count = checked_mul(shard, mesh_.shards()),
                       .shard_elements = shard,
+                      .piece_elements = piece,
                       .shard_first = flat.shard_elements,
                       .tied = tied});
   flat.num_elements = checked_add(first, buckets_.back().count);
@@ -202,25 +203,37 @@ std::vector<int> ShardLayout::buckets_used_by(int unit) const {
   return used;
 }
 
-std::vector<ParamRange> ShardLayout::shard_ranges(std::int64_t data_rank) const {
+template <class PartOf>
+std::vector<ParamRange> ShardLayout::ranges_of(std::int64_t data_rank, PartOf part_of) const {
   SCALETRAIN_CHECK(data_rank >= 0);
   SCALETRAIN_CHECK_LT(data_rank, mesh_.degree(Axis::data));
   std::vector<ParamRange> ranges;
   for (const ParamSpan& span : spans_) {
     if (span.count == 0) continue;
     const Bucket& bucket = buckets_[static_cast<std::size_t>(bucket_at(span.buffer, span.offset))];
-    const std::int64_t own_first = bucket.first + data_rank * bucket.shard_elements;
-    const std::int64_t first = std::max(span.offset, own_first);
-    const std::int64_t end = std::min(span.offset + span.count, own_first + bucket.shard_elements);
+    const std::int64_t shard_begin = bucket.first + mesh_.shard_of(data_rank) * bucket.shard_elements;
+    const auto [own_offset, own_count] = part_of(bucket);
+    const std::int64_t first = std::max(span.offset, shard_begin + own_offset);
+    const std::int64_t end = std::min(span.offset + span.count, shard_begin + own_offset + own_count);
     if (first >= end) continue;
     ranges.push_back({.parameter = span.parameter,
                       .buffer = span.buffer,
                       .first = first - span.offset,
                       .count = end - first,
                       .flat_offset = first,
-                      .shard_offset = bucket.shard_first + first - own_first});
+                      .shard_offset = bucket.shard_first + first - shard_begin});
   }
   return ranges;
+}
+
+std::vector<ParamRange> ShardLayout::shard_ranges(std::int64_t data_rank) const {
+  return ranges_of(data_rank, [](const Bucket& bucket) { return std::pair(std::int64_t{0}, bucket.shard_elements); });
+}
+
+std::vector<ParamRange> ShardLayout::piece_ranges(std::int64_t data_rank) const {
+  return ranges_of(data_rank, [&](const Bucket& bucket) {
+    return std::pair(mesh_.copy_of(data_rank) * bucket.piece_elements, bucket.piece_elements);
+  });
 }
 
 std::vector<ParamRange> ShardLayout::unsharded_ranges() const {

@@ -10,6 +10,10 @@
 // alike on both stages that hold it. A rank's shards of all buckets, one after the other, are its shard of the buffer:
 // `shard` offsets count in it.
 //
+// On a hierarchical mesh there are fewer shards than data ranks, and a shard is held by as many ranks as there are
+// copies. It consists of equal, aligned pieces, one for each of them: what only one rank counts or saves goes by
+// pieces. Elsewhere a piece is a shard.
+//
 // Every parameter that does not continue a fused group starts aligned. A tied parameter whose owner is held by the same
 // rank has no place of its own: find() gives the owner's. On another stage it is a copy with a place of its own.
 #pragma once
@@ -51,14 +55,15 @@ struct FlatBuffer {
   std::int64_t shard_elements = 0;
 };
 
-// A part of a buffer that is divided among the data ranks by itself: rank r owns elements [first + r * shard_elements,
-// first + (r + 1) * shard_elements).
+// A part of a buffer that is divided by itself: shard s is elements [first + s * shard_elements, first + (s + 1) *
+// shard_elements).
 struct Bucket {
   int unit = 0;
   int buffer = 0;
   std::int64_t first = 0;           // in the flat buffer
-  std::int64_t count = 0;           // data degree * shard_elements: with padding
-  std::int64_t shard_elements = 0;  // elements per data rank, a multiple of 16
+  std::int64_t count = 0;           // Mesh::shards() * shard_elements: with padding
+  std::int64_t shard_elements = 0;  // Mesh::copies() * piece_elements
+  std::int64_t piece_elements = 0;  // a multiple of 16
   std::int64_t shard_first = 0;     // where a rank's shard of the bucket lies in its shard of the buffer
   bool tied = false;                // holds one tensor, which is tied: the embedding, or another stage's copy of it
 };
@@ -93,9 +98,10 @@ class ShardLayout {
   std::vector<int> buckets_used_by(int unit) const;
   // The index of the bucket that an element of a buffer lies in.
   int bucket_at(int buffer, std::int64_t offset) const;
-  // The parts of parameters that a data rank owns, in the order of its shard: the optimizer's, the norm's and the
-  // checkpoint's division of the model, under every policy.
+  // The parts of parameters in a data rank's shard, in the order of the shard: the optimizer's division of the model.
   std::vector<ParamRange> shard_ranges(std::int64_t data_rank) const;
+  // Those in its piece of the shard, which are nobody else's: the norm's and the checkpoint's, under every policy.
+  std::vector<ParamRange> piece_ranges(std::int64_t data_rank) const;
   // Every parameter as one range: what a rank holds under a policy that does not shard.
   std::vector<ParamRange> unsharded_ranges() const;
   // Elements of the tensors that this rank holds, without padding.
@@ -109,6 +115,9 @@ class ShardLayout {
   // Everything from the buffer's last bucket to `end`, padded so that it divides.
   void add_bucket(int unit, int buffer, bool tied, std::int64_t end);
   void place_tied_copies(const ParamTable& table);
+  // part_of(bucket): where in the rank's shard of it the wanted elements begin, and how many they are.
+  template <class PartOf>
+  std::vector<ParamRange> ranges_of(std::int64_t data_rank, PartOf part_of) const;
 
   Mesh mesh_;
   MeshPosition position_;

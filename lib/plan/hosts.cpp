@@ -29,6 +29,12 @@ Extent extent_of(GroupKind kind, const Mesh& mesh, const GroupFacts& facts) {
     case GroupKind::data:
     case GroupKind::data_control:
       return {stage, stage - tensor + 1};
+    case GroupKind::shard: {
+      const std::int64_t block = tensor * mesh.shards();
+      return {block, block - tensor + 1};
+    }
+    case GroupKind::copies:
+      return {stage, stage - tensor * mesh.shards() + 1};
     case GroupKind::pipeline:
     case GroupKind::pipeline_control:
     case GroupKind::tied:

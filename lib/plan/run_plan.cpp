@@ -287,9 +287,10 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
   PhasePlan phase;
   phase.model = make_model_spec(config.model, config.model.vocab.value_or(vocab));
   phase.num_steps = config.train.num_steps(config.model.context).value_or(0);
-  phase.mesh = Mesh(data, config.parallel.tensor, config.parallel.pipeline);
+  phase.mesh = Mesh(data, config.parallel.tensor, config.parallel.pipeline, config.parallel.zero_group.value_or(data));
   phase.sequence = config.parallel.sequence && config.parallel.tensor > 1;
   phase.zero = ZeroPolicy::of_stage(config.parallel.zero);
+  if (config.parallel.zero_reduce == ZeroReduceKind::step) phase.zero.shard_gradients = false;
   phase.table = make_param_table(phase.model, config.model.init);
   if (config.finetune.lora) {
     phase.model.lora = make_lora_spec(phase.table, *config.finetune.lora);

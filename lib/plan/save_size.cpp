@@ -132,8 +132,8 @@ class SaveCounter {
     BoxCount boxes;
     for (std::int64_t done = 0; done < span.count;) {
       const std::int64_t at = span.offset + done - bucket.first;
-      const std::int64_t rank = at / bucket.shard_elements;
-      const std::int64_t count = std::min(span.count - done, (rank + 1) * bucket.shard_elements - at);
+      const std::int64_t rank = at / bucket.piece_elements;
+      const std::int64_t count = std::min(span.count - done, (rank + 1) * bucket.piece_elements - at);
       count_boxes(span.box, 0, done, count, 0, boxes);
       const std::uint64_t bytes = static_cast<std::uint64_t>(count) * element;
       masters_[static_cast<std::size_t>(rank)] += bytes;

@@ -99,7 +99,7 @@ ParamStore::Impl::Impl(Backend& used_backend, const ParamTable& table_in, const 
   options.packed_bytes = [this](const Shape& weight) { return backend.packed_bytes(weight); };
   for (const int unit : layout.units()) units.push_back(place_unit(table, layout, memory, options, unit));
   const bool communicates = options.groups != nullptr && memory.data_degree > 1;
-  weights.emplace(backend, layout, memory, units, communicates ? options.groups->find(GroupKind::data) : nullptr,
+  weights.emplace(backend, layout, memory, units, communicates ? options.groups->find(memory.shard_group) : nullptr,
                   options.work);
   gradients.emplace(backend, layout, memory, units, options.groups);
   if (memory.offload) staging.emplace(backend, memory);
@@ -155,7 +155,7 @@ void ParamStore::Impl::collect_ranges() {
     if (!place.trained) continue;
     OptimizerRange range;
     range.buffer = bucket.buffer;
-    range.first = bucket.first + memory.data_rank * bucket.shard_elements;
+    range.first = bucket.first + memory.shard * bucket.shard_elements;
     range.param = weights->master_shard(index);
     if (memory.has_own_masters(bucket.buffer)) range.compute = weights->compute_shard(index);
     range.gradient = gradients->shard(index);

@@ -57,9 +57,18 @@ void ReductionOrder::close(std::size_t unit, std::vector<Reduction>& due) {
   if (memory_->data_degree == 1) return;
   // Reductions over replicas start with the sums over tensor ranks; without replicas those can wait for finish().
   if (!memory_->zero.shard_gradients) sum_over_tensor_ranks({&unit, 1}, due);
+  std::vector<int> complete;
   for (const int bucket : units_[unit].buckets) {
-    if (place(bucket).trained && !is_staged(bucket) && !is_open(bucket)) due.push_back({GroupKind::data, bucket, {}});
+    if (!place(bucket).trained || is_open(bucket)) continue;
+    if (!is_staged(bucket)) due.push_back({GroupKind::data, bucket, {}});
+    complete.push_back(bucket);
   }
+  sum_over_copies(due);
+  if (memory_->sums_over_copies) in_one_copy_ = std::move(complete);
+}
+
+void ReductionOrder::sum_over_copies(std::vector<Reduction>& due) {
+  for (const int bucket : std::exchange(in_one_copy_, {})) due.push_back({GroupKind::copies, bucket, {}});
 }
 
 std::vector<Reduction> ReductionOrder::finish(std::span<const int> units) {
@@ -71,6 +80,7 @@ std::vector<Reduction> ReductionOrder::finish(std::span<const int> units) {
     if (closed_[index] == 0) close(index, due);
     if (memory_->data_degree == 1 && std::exchange(summed_[index], char{1}) == 0) together.push_back(index);
   }
+  sum_over_copies(due);
   sum_over_tensor_ranks(together, due);
   return due;
 }
@@ -83,6 +93,7 @@ std::vector<Reduction> ReductionOrder::reduce_tied() {
     const bool holds_tied = std::any_of(used.begin(), used.end(), [&](int bucket) { return is_tied(bucket); });
     if (holds_tied && closed_[i] == 0) close(i, due);
   }
+  sum_over_copies(due);
   for (int bucket = 0; bucket < narrow<int>(memory_->buckets.size()); ++bucket) {
     if (is_tied(bucket)) due.push_back({GroupKind::tied, bucket, {}});
   }
@@ -92,6 +103,7 @@ std::vector<Reduction> ReductionOrder::reduce_tied() {
 void ReductionOrder::reset() {
   std::fill(closed_.begin(), closed_.end(), char{0});
   std::fill(summed_.begin(), summed_.end(), char{0});
+  in_one_copy_.clear();
 }
 
 void ReductionOrder::sum_over_tensor_ranks(std::span<const std::size_t> units, std::vector<Reduction>& due) const {

@@ -1,6 +1,7 @@
 // Internal to the parameter store: what completes a step's gradients, and in which order: sums over tensor ranks,
 // reductions over replicas, a tied tensor's sum over stages. Pure, so that the store, which makes these calls, and the
 // plan, which foretells them (store_calls.h), follow one policy. store_gradients.h says why it is this one.
+// Reductions over replicas are said to be over `data`, whatever the group that makes them (StoreMemory::shard_group).
 #pragma once
 
 #include <compare>
@@ -12,7 +13,7 @@
 
 namespace scaletrain {
 
-// Over tensor ranks or a replication group: stretches, summed by few calls. Over replicas or stages: a bucket.
+// Over tensor ranks or a replication group: stretches, summed by few calls. Over replicas, copies or stages: a bucket.
 struct Reduction {
   GroupKind over = GroupKind::data;
   int bucket = -1;
@@ -43,6 +44,7 @@ class ReductionOrder {
   // Equal if all that follows is equal.
   auto operator<=>(const ReductionOrder& other) const {
     if (const auto order = closed_ <=> other.closed_; order != 0) return order;
+    if (const auto order = in_one_copy_ <=> other.in_one_copy_; order != 0) return order;
     return summed_ <=> other.summed_;
   }
   bool operator==(const ReductionOrder& other) const { return (*this <=> other) == 0; }
@@ -53,12 +55,14 @@ class ReductionOrder {
   std::size_t index_of(int unit) const;
   bool is_open(int bucket) const;
   void close(std::size_t unit, std::vector<Reduction>& due);
+  void sum_over_copies(std::vector<Reduction>& due);
   void sum_over_tensor_ranks(std::span<const std::size_t> units, std::vector<Reduction>& due) const;
 
   const StoreMemory* memory_;
   std::span<const UnitPlace> units_;
-  std::vector<char> closed_;  // by unit: nothing more is added in this step
-  std::vector<char> summed_;  // by unit: over tensor ranks, where there are no replicas
+  std::vector<char> closed_;      // by unit: nothing more is added in this step
+  std::vector<char> summed_;      // by unit: over tensor ranks, where there are no replicas
+  std::vector<int> in_one_copy_;  // buckets that are reduced within a copy, and not yet over copies
 };
 
 }  // namespace scaletrain

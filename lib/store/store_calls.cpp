@@ -65,8 +65,8 @@ void StoreCalls::list(std::span<const Reduction> due, Calls& calls) const {
   for (const Reduction& reduction : due) {
     if (reduction.over == GroupKind::data) {
       calls.push_back(reduction_over_replicas(reduction.bucket));
-    } else if (reduction.over == GroupKind::tied) {
-      calls.push_back(reduction_over_stages(reduction.bucket));
+    } else if (reduction.over == GroupKind::copies || reduction.over == GroupKind::tied) {
+      calls.push_back(sum_of_result(reduction.over, reduction.bucket));
     } else {
       list_sums(reduction, calls);
     }
@@ -89,7 +89,7 @@ void StoreCalls::list_sums(const Reduction& reduction, Calls& calls) const {
 
 GroupCall StoreCalls::gather_of(int index) const {
   const BucketPlace& place = bucket(index);
-  return {.group = GroupKind::data,
+  return {.group = memory_.shard_group,
           .kind = CollectiveKind::all_gather,
           .purpose = CallPurpose::weights,
           .dtype = place.compute,
@@ -99,7 +99,7 @@ GroupCall StoreCalls::gather_of(int index) const {
 
 GroupCall StoreCalls::reduction_over_replicas(int index) const {
   const BucketPlace& place = bucket(index);
-  return {.group = GroupKind::data,
+  return {.group = memory_.shard_group,
           .kind = memory_.zero.shard_optimizer ? CollectiveKind::reduce_scatter : CollectiveKind::all_reduce,
           .purpose = CallPurpose::gradients,
           .dtype = place.reduce,
@@ -107,9 +107,9 @@ GroupCall StoreCalls::reduction_over_replicas(int index) const {
           .own = place.bucket.shard_elements};
 }
 
-GroupCall StoreCalls::reduction_over_stages(int index) const {
+GroupCall StoreCalls::sum_of_result(GroupKind over, int index) const {
   const BucketPlace& place = bucket(index);
-  return {.group = GroupKind::tied,
+  return {.group = over,
           .kind = CollectiveKind::all_reduce,
           .purpose = CallPurpose::gradients,
           .dtype = place.dtype,

@@ -48,7 +48,7 @@ class StoreCalls {
   void list_sums(const Reduction& reduction, Calls& calls) const;
   GroupCall gather_of(int bucket) const;
   GroupCall reduction_over_replicas(int bucket) const;
-  GroupCall reduction_over_stages(int bucket) const;
+  GroupCall sum_of_result(GroupKind over, int bucket) const;
   const BucketPlace& bucket(int index) const { return memory_.buckets[static_cast<std::size_t>(index)]; }
 
   StoreMemory memory_;

@@ -14,7 +14,7 @@ StoreGradients::StoreGradients(Backend& backend, const ShardLayout& layout, cons
       memory_(memory),
       order_(memory, units),
       groups_(groups),
-      data_(groups == nullptr || memory.data_degree == 1 ? nullptr : groups->find(GroupKind::data)),
+      data_(groups == nullptr || memory.data_degree == 1 ? nullptr : groups->find(memory.shard_group)),
       gradients_(layout.buffers().size()),
       buckets_(memory.buckets.size()) {
   for (const UnitPlace& unit_place : units) units_[unit_place.unit].place = &unit_place;
@@ -70,9 +70,8 @@ StoreGradients::UnitState& StoreGradients::state(int unit) {
 
 View StoreGradients::shard(int bucket) const {
   const BucketPlace& at = place(bucket);
-  const std::int64_t first = memory_.zero.shard_gradients
-                                 ? at.bucket.shard_first
-                                 : at.bucket.first + memory_.data_rank * at.bucket.shard_elements;
+  const std::int64_t first =
+      memory_.zero.shard_gradients ? at.bucket.shard_first : at.bucket.first + memory_.shard * at.bucket.shard_elements;
   return gradients(at.bucket.buffer)
       .view(static_cast<std::size_t>(first) * size_of(at.dtype), at.dtype, {at.bucket.shard_elements});
 }
@@ -92,7 +91,7 @@ void StoreGradients::point_handles(UnitState& unit) {
 
 // This rank's shard of a bucket's elements.
 View StoreGradients::own_piece(const BucketPlace& at, const View& all) const {
-  return all.rows(memory_.data_rank * at.bucket.shard_elements, at.bucket.shard_elements);
+  return all.rows(memory_.shard * at.bucket.shard_elements, at.bucket.shard_elements);
 }
 
 int StoreGradients::take_staging(Stream& stream) {
@@ -160,8 +159,8 @@ void StoreGradients::begin(Stream& stream, std::span<const Reduction> due, int s
   for (const Reduction& reduction : due) {
     if (reduction.over == GroupKind::data) {
       reduce_over_replicas(stream, reduction.bucket, order_.is_staged(reduction.bucket) ? staging : -1);
-    } else if (reduction.over == GroupKind::tied) {
-      reduce_over_stages(stream, reduction.bucket);
+    } else if (reduction.over == GroupKind::copies || reduction.over == GroupKind::tied) {
+      sum_result(stream, reduction.over, reduction.bucket);
     } else if (groups_ != nullptr) {
       sum(stream, reduction.sums, groups_->find(reduction.over));
     }
@@ -219,7 +218,7 @@ void StoreGradients::reduce_over_replicas(Stream& stream, int bucket, int stagin
     backend_.run(stream, Copy{.input = all, .output = sent});
   }
   if (memory_.zero.shard_optimizer) {
-    const std::vector<std::int64_t> counts(static_cast<std::size_t>(memory_.data_degree), at.bucket.shard_elements);
+    const std::vector<std::int64_t> counts(static_cast<std::size_t>(memory_.shards), at.bucket.shard_elements);
     reduction.ticket = data_->reduce_scatter(stream, sent, counts, own_piece(at, sent));
   } else {
     reduction.ticket = data_->all_reduce(stream, sent, ReduceOp::sum);
@@ -228,17 +227,17 @@ void StoreGradients::reduce_over_replicas(Stream& stream, int bucket, int stagin
   if (staging >= 0) ++staging_[static_cast<std::size_t>(staging)].num_reductions;
 }
 
-// As soon as its reduction over replicas is done.
-void StoreGradients::reduce_over_stages(Stream& stream, int bucket) {
+// As soon as what is under way of it is done.
+void StoreGradients::sum_result(Stream& stream, GroupKind over, int bucket) {
   const auto is_awaited = [&](const UnderWay& reduction) { return reduction.bucket == bucket; };
   while (std::any_of(under_way_.begin(), under_way_.end(), is_awaited)) complete_first(stream);
   const BucketPlace& at = place(bucket);
   const View unsharded(buckets_[static_cast<std::size_t>(bucket)].data, at.dtype, {at.bucket.count}, backend_.space());
   UnderWay reduction;
   reduction.bucket = bucket;
-  reduction.over_stages = true;
-  reduction.ticket = groups_->find(GroupKind::tied)
-                         ->all_reduce(stream, memory_.zero.shard_optimizer ? shard(bucket) : unsharded, ReduceOp::sum);
+  reduction.is_of_result = true;
+  reduction.ticket =
+      groups_->find(over)->all_reduce(stream, memory_.zero.shard_optimizer ? shard(bucket) : unsharded, ReduceOp::sum);
   under_way_.push_back(std::move(reduction));
 }
 
@@ -255,7 +254,7 @@ void StoreGradients::complete_first(Stream& stream) {
                  Copy{.input = is_shard ? own_piece(at, sum) : sum, .output = is_shard ? own_piece(at, all) : all});
     is_travelling_[copy] = 0;
   }
-  if (memory_.zero.shard_gradients && !reduction.over_stages) {
+  if (memory_.zero.shard_gradients && !reduction.is_of_result) {
     const View own = shard(reduction.bucket);
     const View received = own_piece(at, View(reduction.data, at.dtype, {at.bucket.count}, backend_.space()));
     backend_.run(stream, Add{.a = own, .b = received, .output = own});

@@ -8,6 +8,9 @@
 // leaves the sum in this rank's own shard. A tensor that is tied across stages is reduced over them right behind, while
 // other reductions are still under way.
 //
+// Where several ranks hold each shard, its sum over them follows once a step, in the gradients' own type, when the unit
+// after it has closed: by then the reduce-scatter before it is done, or nearly, and the rest of the backward hides it.
+//
 // Sums over tensor ranks come before the same parameters' reduction over replicas, and what is issued behind them waits
 // for them on the stream: the tensor ranks go in step anyway, by the sums of every unit's activations in the same
 // queue. To begin a unit's reduction over replicas only when the next unit closes, so that these sums too might be
@@ -73,8 +76,8 @@ class StoreGradients {
   struct UnderWay {
     int bucket = 0;
     int staging = -1;
-    int travelling = -1;       // which copy in the type of the reduction; -1: none, it travels as it lies
-    bool over_stages = false;  // of a tied tensor, whose reduction over replicas is done
+    int travelling = -1;        // which copy in the type of the reduction; -1: none, it travels as it lies
+    bool is_of_result = false;  // over copies or stages: of what a reduction over replicas has left in its place
     std::byte* data = nullptr;
     Ticket ticket;
   };
@@ -89,7 +92,7 @@ class StoreGradients {
   void begin(Stream& stream, std::span<const Reduction> due, int staging);
   void sum(Stream& stream, std::span<const SumPlace> sums, Communicator* group);
   void reduce_over_replicas(Stream& stream, int bucket, int staging);
-  void reduce_over_stages(Stream& stream, int bucket);
+  void sum_result(Stream& stream, GroupKind over, int bucket);
   void complete_first(Stream& stream);
 
   Backend& backend_;

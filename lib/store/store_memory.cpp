@@ -37,11 +37,11 @@ Shape stacked(const Shape& above, const Shape& below) {
   return out;
 }
 
-ZeroPolicy effective_policy(const ZeroPolicy& asked, std::int64_t data_degree) {
-  // Each stage of ZeRO needs the one below it: unsharded gradients can be updated in shards, not the reverse.
+ZeroPolicy effective_policy(const ZeroPolicy& asked, std::int64_t shards) {
+  // What the optimizer updates in shards can be held whole, not the reverse.
   SCALETRAIN_CHECK(!asked.shard_gradients || asked.shard_optimizer);
-  SCALETRAIN_CHECK(!asked.shard_parameters || asked.shard_gradients);
-  return data_degree == 1 ? ZeroPolicy{} : asked;
+  SCALETRAIN_CHECK(!asked.shard_parameters || asked.shard_optimizer);
+  return shards == 1 ? ZeroPolicy{} : asked;
 }
 
 bool is_shared(const ShardLayout& layout, int bucket) {
@@ -171,8 +171,13 @@ Shape shape_of(const Box& box) {
 StoreMemory plan_store_memory(const ParamTable& table, const ShardLayout& layout, const ParamStore::Options& options) {
   StoreMemory memory;
   memory.data_degree = layout.mesh().degree(Axis::data);
-  memory.data_rank = layout.position().data;
-  memory.zero = effective_policy(options.zero, memory.data_degree);
+  memory.shards = layout.mesh().shards();
+  memory.shard = layout.mesh().shard_of(layout.position().data);
+  memory.zero = effective_policy(options.zero, memory.shards);
+  if (memory.zero.shard_optimizer) {
+    memory.shard_group = shard_group_of(layout.mesh());
+    memory.sums_over_copies = layout.mesh().is_hierarchical();
+  }
   memory.gradients = options.gradients;
   memory.num_states = options.gradients ? options.state_names.size() : 0;
   for (const FlatBuffer& flat : layout.buffers()) {

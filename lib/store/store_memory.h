@@ -58,7 +58,11 @@ struct UnitPlace {
 struct StoreMemory {
   ZeroPolicy zero;  // what is divided in fact: nothing where there is one data rank
   std::int64_t data_degree = 1;
-  std::int64_t data_rank = 0;
+  std::int64_t shards = 1;  // Mesh::shards()
+  std::int64_t shard = 0;   // this rank's
+  GroupKind shard_group = GroupKind::data;
+  // Several ranks hold each shard: what has been summed within a copy is summed over them.
+  bool sums_over_copies = false;
   bool gradients = false;
   std::size_t num_states = 0;  // optimizer state per element
   std::vector<DType> dtypes;   // by buffer: of masters, gradients and states

@@ -63,8 +63,7 @@ StoreWeights::UnitState& StoreWeights::state(int unit) {
 }
 
 View StoreWeights::shard_in(const Buffer& memory, bool holds_shards, const Bucket& bucket, DType dtype) const {
-  const std::int64_t first =
-      holds_shards ? bucket.shard_first : bucket.first + memory_.data_rank * bucket.shard_elements;
+  const std::int64_t first = holds_shards ? bucket.shard_first : bucket.first + memory_.shard * bucket.shard_elements;
   return memory.view(static_cast<std::size_t>(first) * size_of(dtype), dtype, {bucket.shard_elements});
 }
 
@@ -84,7 +83,7 @@ void StoreWeights::begin_gather(Stream& stream, int bucket, std::byte* into) {
   BucketState& state = buckets_[static_cast<std::size_t>(bucket)];
   SCALETRAIN_CHECK(data_ != nullptr && "sharded weights need the data group");
   SCALETRAIN_CHECK(!state.gathering);
-  const std::vector<std::int64_t> counts(static_cast<std::size_t>(memory_.data_degree), place.bucket.shard_elements);
+  const std::vector<std::int64_t> counts(static_cast<std::size_t>(memory_.shards), place.bucket.shard_elements);
   state.data = into;
   state.gather = data_->all_gather(stream, compute_shard(bucket), counts,
                                    View(into, place.compute, {place.bucket.count}, backend_.space()));

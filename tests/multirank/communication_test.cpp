@@ -73,6 +73,16 @@ TEST_CASE("calls of every ZeRO stage are as planned and in the planned order, wi
     untied.model.bias = false;
     check_calls("data 2, tensor 2, untied, zero " + std::to_string(zero), untied);
   }
+  for (std::int64_t zero = 1; zero <= 3; ++zero) {
+    for (const std::int64_t pipeline : {1, 2}) {
+      Config groups = laid_out(4, 1, pipeline, zero);
+      groups.parallel.zero_group = 2;
+      check_calls("data 4 in pairs, pipeline " + std::to_string(pipeline) + ", zero " + std::to_string(zero), groups);
+    }
+  }
+  Config by_step = laid_out(2, 1, 2, 3);
+  by_step.parallel.zero_reduce = ZeroReduceKind::step;
+  check_calls("data 2, pipeline 2, zero 3, gradients by the step", by_step);
 }
 
 TEST_CASE(

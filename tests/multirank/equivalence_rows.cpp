@@ -51,6 +51,21 @@ Switch zero_switch() {
                           .is_possible = stage == 0 ? nullptr : has_replicas,
                           .apply = [stage](const Row&, LayoutRun& run) { run.config.parallel.zero = stage; }});
   }
+  for (const std::int64_t stage : {1, 3})
+    out.values.push_back({.name = std::to_string(stage) + " in pairs",
+                          .is_possible = [](const Row& row) { return row.data > 2 && row.data % 2 == 0; },
+                          .apply =
+                              [stage](const Row&, LayoutRun& run) {
+                                run.config.parallel.zero = stage;
+                                run.config.parallel.zero_group = 2;
+                              }});
+  out.values.push_back({.name = "3, gradients by the step",
+                        .is_possible = [](const Row& row) { return row.data == 2; },
+                        .apply =
+                            [](const Row&, LayoutRun& run) {
+                              run.config.parallel.zero = 3;
+                              run.config.parallel.zero_reduce = ZeroReduceKind::step;
+                            }});
   return out;
 }
 

@@ -52,6 +52,18 @@ const std::vector<TestLayout>& dozen_layouts() {
       {"data 2, tensor 2, pipeline 2, zero 1", 2, 2, 2, 1},
       {"data 2, tensor 2 with sequence shards, pipeline 2 zb-h1, zero 3", 2, 2, 2, 3, ScheduleKind::zb_h1, 1, true},
       {"data 2, pipeline 2 with three chunks, zero 2", 2, 1, 2, 2, ScheduleKind::interleaved, 3},
+      {.name = "data 4 in pairs, pipeline 2, zero 2",
+       .data = 4,
+       .tensor = 1,
+       .pipeline = 2,
+       .zero = 2,
+       .zero_group = 2},
+      {.name = "data 2, zero 3, gradients by the step",
+       .data = 2,
+       .tensor = 1,
+       .pipeline = 1,
+       .zero = 3,
+       .zero_reduce = ZeroReduceKind::step},
   };
   return all;
 }

@@ -79,6 +79,9 @@ const std::vector<TransferCase>& transfer_cases() {
       {"buckets, sharded", {"", 2, 1, 1, 2}, {GroupKind::data, Kind::reduce_scatter}},
       {"weights gathered after the update", {"", 2, 1, 1, 1}, {GroupKind::data, Kind::all_gather}},
       {"weights gathered before their use", {"", 2, 1, 1, 3}, {GroupKind::data, Kind::all_gather}},
+      {"shards summed over groups of replicas",
+       {.data = 4, .tensor = 1, .pipeline = 1, .zero = 2, .zero_group = 2},
+       {GroupKind::copies, Kind::all_reduce}},
       {"tied gradients", stages, {GroupKind::tied, Kind::all_reduce}},
   };
   return all;

@@ -22,7 +22,7 @@ const std::vector<TestLayout>& dozen() {
       {"one rank", 1, 1, 1, 0},
       {"data 2, zero 0", 2, 1, 1, 0},
       {"data 3, zero 1", 3, 1, 1, 1},
-      {"data 4, zero 3", 4, 1, 1, 3},
+      {.name = "data 4 in pairs, zero 3", .data = 4, .tensor = 1, .pipeline = 1, .zero = 3, .zero_group = 2},
       {"tensor 2, sequence shards", 1, 2, 1, 0, ScheduleKind::one_f_one_b, 1, true},
       {"tensor 4", 1, 4, 1, 0},
       {"pipeline 3, gpipe", 1, 1, 3, 0, ScheduleKind::gpipe},

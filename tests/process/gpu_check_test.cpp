@@ -163,8 +163,9 @@ const Bundle& bundle() {
 
 TEST_CASE("a_gpu_bundle_has_what_gpu_check_runs_and_is_refused_above_its_size") {
   CHECK_MESSAGE(bundle().packed.exit_code == 0, bundle().packed.output);
-  for (const char* name : {"gpu-check.sh", "torch_training.py", "golden/gpt2/autocast.json", "bin/test_backend", "bin/test_golden_gpu", "bin/test_gpu", "bin/test_train_gpu",
-                           "bin/bench_training", "bin/scaletrain", "bin/libscaletrain-cuda.so", "lib/libstdc++.so.6"})
+  for (const char* name : {"gpu-check.sh", "torch_training.py", "golden/gpt2/autocast.json", "bin/test_backend",
+                           "bin/test_golden_gpu", "bin/test_gpu", "bin/test_train_gpu", "bin/bench_training",
+                           "bin/scaletrain", "bin/libscaletrain-cuda.so", "lib/libstdc++.so.6"})
     CHECK_MESSAGE(bundle().names.count(name) == 1, name);
   int models = 0;
   for (const auto& entry : fs::directory_iterator(workspace() / "checkout/tests/golden")) {

@@ -25,7 +25,7 @@ struct SavePiece {
   Box box;
   ParamRange range;  // where its values lie: a part of the rank's shard
 };
-// What one rank writes: the parts of parameters that its data rank owns (ShardLayout::shard_ranges, whatever the ZeRO
+// What one rank writes: the parts of parameters that its data rank owns (ShardLayout::piece_ranges, whatever the ZeRO
 // stage), of parameters of whose replication group it is the first; tied copies are not written, nor what the base of
 // adapters has. A range becomes at most 2d-1 boxes. All ranks together write each element of each tensor exactly once.
 // Masters go to model-RRRRR-NNN.safetensors, states to optimizer-RRRRR-NNN.safetensors (R the rank, N from 0; a world

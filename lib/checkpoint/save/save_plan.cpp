@@ -45,7 +45,7 @@ template <class Visit>
 void for_each_saved(const ParamTable& table, const ShardLayout& layout, int num_states, Visit visit) {
   const MeshPosition& position = layout.position();
   const std::int64_t tensor_degree = layout.mesh().degree(Axis::tensor);
-  const std::vector<ParamRange> ranges = layout.shard_ranges(position.data);
+  const std::vector<ParamRange> ranges = layout.piece_ranges(position.data);
   for (int state = -1; state < num_states; ++state) {
     for (const ParamRange& range : ranges) {
       const Parameter& parameter = table.parameters()[static_cast<std::size_t>(range.parameter)];

@@ -49,6 +49,7 @@ constexpr Names<LrScheduleKind, 4> kLrSchedules = {{{LrScheduleKind::cosine, "co
                                                     {LrScheduleKind::wsd, "wsd"}}};
 constexpr Names<RecomputeKind, 3> kRecomputes = {
     {{RecomputeKind::none, "none"}, {RecomputeKind::selective, "selective"}, {RecomputeKind::full, "full"}}};
+constexpr Names<ZeroReduceKind, 2> kZeroReductions = {{{ZeroReduceKind::use, "use"}, {ZeroReduceKind::step, "step"}}};
 constexpr Names<OffloadKind, 2> kOffloads = {{{OffloadKind::none, "none"}, {OffloadKind::host, "host"}}};
 constexpr Names<SpikeAction, 3> kSpikeActions = {
     {{SpikeAction::warn, "warn"}, {SpikeAction::skip, "skip"}, {SpikeAction::rollback, "rollback"}}};
@@ -100,6 +101,7 @@ SCALETRAIN_ENUM_TEXT(OptimizerKind, kOptimizers)
 SCALETRAIN_ENUM_TEXT(LrScheduleKind, kLrSchedules)
 SCALETRAIN_ENUM_TEXT(RecomputeKind, kRecomputes)
 SCALETRAIN_ENUM_TEXT(OffloadKind, kOffloads)
+SCALETRAIN_ENUM_TEXT(ZeroReduceKind, kZeroReductions)
 SCALETRAIN_ENUM_TEXT(SpikeAction, kSpikeActions)
 SCALETRAIN_ENUM_TEXT(ScheduleKind, kSchedules)
 SCALETRAIN_ENUM_TEXT(RankTransport, kTransports)

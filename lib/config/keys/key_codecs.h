@@ -58,6 +58,8 @@ EnumNames<RecomputeKind> enum_names();
 template <>
 EnumNames<OffloadKind> enum_names();
 template <>
+EnumNames<ZeroReduceKind> enum_names();
+template <>
 EnumNames<SpikeAction> enum_names();
 template <>
 EnumNames<ScheduleKind> enum_names();

@@ -213,6 +213,15 @@ void add_parallel(KeyTable<Config>& table) {
       {"parallel.zero", "",
        "ZeRO stage: 1 divides optimizer state among replicas, 2 gradients too, 3 weights too; 1 sends as much as 0."},
       at_least(0, 3), FIELD(parallel.zero)));
+  table.push_back(top({"parallel.zero_group", "replicas",
+                       "Replicas that ZeRO divides among; auto: all. Fewer, a divisor of data: each such group of "
+                       "neighbours holds all once, so that weights are gathered inside it, and only sums of shards "
+                       "pass between groups (a group per host: the hybrid sharding of others)."},
+                      optional(at_least(2, kMaxDegree), "auto"), FIELD(parallel.zero_group)));
+  table.push_back(top({"parallel.zero_reduce", "",
+                       "When zero: 3 sums gradients: at every use, as stage 2 does, or once a step, as stage 1 does: "
+                       "with many micro-batches far less traffic, and gradients are held whole."},
+                      EnumCodec<ZeroReduceKind>(), FIELD(parallel.zero_reduce)));
   table.push_back(
       top({"precision.compute", "",
            "Type of activations and of weights in products; auto: fp32 on CPUs, bf16 on GPUs. tf32: fp32 but for the "

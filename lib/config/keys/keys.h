@@ -64,6 +64,7 @@ std::string_view to_text(OptimizerKind value);
 std::string_view to_text(LrScheduleKind value);
 std::string_view to_text(RecomputeKind value);
 std::string_view to_text(OffloadKind value);
+std::string_view to_text(ZeroReduceKind value);
 std::string_view to_text(SpikeAction value);
 std::string_view to_text(ScheduleKind value);
 std::string_view to_text(Precision value);

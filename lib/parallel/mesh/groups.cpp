@@ -28,6 +28,19 @@ std::vector<Rank> tied_of(const Mesh& mesh, Rank rank, bool tied) {
   return {pipeline.front(), pipeline.back()};
 }
 
+std::vector<Rank> hierarchical_group(const Mesh& mesh, GroupKind kind, Rank rank) {
+  if (!mesh.is_hierarchical()) return {};
+  const std::vector<Rank> data = mesh.group(Axis::data, rank);
+  const std::int64_t own = mesh.position_of(rank).data;
+  std::vector<Rank> members;
+  for (std::int64_t replica = 0; replica < mesh.degree(Axis::data); ++replica) {
+    const bool is_member = kind == GroupKind::shard ? mesh.copy_of(replica) == mesh.copy_of(own)
+                                                    : mesh.shard_of(replica) == mesh.shard_of(own);
+    if (is_member) members.push_back(data[static_cast<std::size_t>(replica)]);
+  }
+  return members;
+}
+
 std::vector<Rank> members_of(const Mesh& mesh, GroupKind kind, Rank rank, const GroupFacts& facts) {
   switch (kind) {
     case GroupKind::tensor:
@@ -35,7 +48,11 @@ std::vector<Rank> members_of(const Mesh& mesh, GroupKind kind, Rank rank, const 
     case GroupKind::replication:
       return replication_group(mesh, rank, facts.kv_heads);
     case GroupKind::data:
-      return mesh.group(Axis::data, rank);
+      // Nobody would call the one beside those of shards and copies, where control groups sum the host's numbers.
+      return mesh.is_hierarchical() && facts.control ? std::vector<Rank>() : mesh.group(Axis::data, rank);
+    case GroupKind::shard:
+    case GroupKind::copies:
+      return hierarchical_group(mesh, kind, rank);
     case GroupKind::pipeline:
       return mesh.group(Axis::pipeline, rank);
     case GroupKind::tied:
@@ -60,6 +77,10 @@ std::string_view to_text(GroupKind kind) {
       return "replication";
     case GroupKind::data:
       return "data";
+    case GroupKind::shard:
+      return "shard";
+    case GroupKind::copies:
+      return "copies";
     case GroupKind::pipeline:
       return "pipeline";
     case GroupKind::tied:
@@ -96,6 +117,10 @@ GroupKind control_of(Axis axis) {
       return GroupKind::pipeline_control;
   }
   SCALETRAIN_CHECK(false);
+}
+
+GroupKind shard_group_of(const Mesh& mesh) {
+  return mesh.is_hierarchical() ? GroupKind::shard : GroupKind::data;
 }
 
 bool is_control(GroupKind kind) {

@@ -15,7 +15,9 @@ namespace scaletrain {
 enum class GroupKind {
   tensor,       // the ranks that share one replica's stage
   replication,  // neighbours within a tensor group that hold the same key/value heads (fewer heads than ranks)
-  data,         // the replicas of one shard
+  data,         // the replicas of one part of the model
+  shard,        // of a hierarchical mesh: the replicas that share one copy of what ZeRO divides
+  copies,       // of a hierarchical mesh: those that hold the same shard
   pipeline,     // the stages of one replica
   tied,         // first and last stage, which both hold the tied embedding
   // The members of an axis' group, for the host's own numbers (store/rank_groups.h).
@@ -25,13 +27,16 @@ enum class GroupKind {
 };
 // In the order of the enumeration.
 inline constexpr std::array group_kinds{
-    GroupKind::tensor, GroupKind::replication,    GroupKind::data,         GroupKind::pipeline,
-    GroupKind::tied,   GroupKind::tensor_control, GroupKind::data_control, GroupKind::pipeline_control};
+    GroupKind::tensor,       GroupKind::replication,     GroupKind::data, GroupKind::shard,
+    GroupKind::copies,       GroupKind::pipeline,        GroupKind::tied, GroupKind::tensor_control,
+    GroupKind::data_control, GroupKind::pipeline_control};
 static_assert(group_kinds.back() == GroupKind{group_kinds.size() - 1});
 // "tensor", "replication", ... "tensor-control".
 std::string_view to_text(GroupKind kind);
 GroupKind group_kind_of(Axis axis);
 GroupKind control_of(Axis axis);
+// The group whose ranks ZeRO divides state among: data, or of a hierarchical mesh shard.
+GroupKind shard_group_of(const Mesh& mesh);
 bool is_control(GroupKind kind);
 // Whether who calls such a group waits for the result at once; calls of the others run beside the compute.
 bool is_waited_at_once(GroupKind kind);

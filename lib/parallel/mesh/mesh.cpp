@@ -19,9 +19,12 @@ std::string_view to_text(Axis axis) {
   SCALETRAIN_CHECK(false);
 }
 
-Mesh::Mesh(std::int64_t data, std::int64_t tensor, std::int64_t pipeline)
-    : data_(data), tensor_(tensor), pipeline_(pipeline) {
-  SCALETRAIN_CHECK(data >= 1 && tensor >= 1 && pipeline >= 1);
+Mesh::Mesh(std::int64_t data, std::int64_t tensor, std::int64_t pipeline) : Mesh(data, tensor, pipeline, data) {}
+
+Mesh::Mesh(std::int64_t data, std::int64_t tensor, std::int64_t pipeline, std::int64_t shards)
+    : data_(data), shards_(shards), tensor_(tensor), pipeline_(pipeline) {
+  SCALETRAIN_CHECK(data >= 1 && tensor >= 1 && pipeline >= 1 && shards >= 1);
+  SCALETRAIN_CHECK_EQ(data % shards, 0);
   checked_mul(checked_mul(data, tensor), pipeline);
 }
 
@@ -68,7 +71,8 @@ std::vector<Rank> Mesh::group(Axis axis, Rank rank) const {
 }
 
 std::string Mesh::text() const {
-  return fmt::format("data {} x tensor {} x pipeline {}", data_, tensor_, pipeline_);
+  const std::string division = is_hierarchical() ? fmt::format(" ({} copies of {} shards)", copies(), shards_) : "";
+  return fmt::format("data {}{} x tensor {} x pipeline {}", data_, division, tensor_, pipeline_);
 }
 
 }  // namespace scaletrain

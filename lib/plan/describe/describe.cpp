@@ -85,6 +85,8 @@ std::string groups_text(const PlanFacts& facts) {
   if (text.empty()) return text;
   for (const GroupFact& group : facts.groups) {
     if (group.kind == GroupKind::replication) text += "  replication: ranks with the same key/value heads\n";
+    if (group.kind == GroupKind::shard) text += "  shard: replicas that share one copy of what ZeRO divides\n";
+    if (group.kind == GroupKind::copies) text += "  copies: replicas that hold the same shard of it\n";
     if (group.kind == GroupKind::tied) text += "  tied: first and last stage, which both hold the tied embedding\n";
     if (is_control(group.kind))
       text += fmt::format("  {}: the same ranks, for the few numbers of their hosts\n", to_text(group.kind));
@@ -327,6 +329,16 @@ bool is_refused_here(const PlanFacts& facts) {
   return facts.refused && facts.verdict && facts.verdict->budget.kind == MemoryBudget::Kind::host;
 }
 
+std::string zero_text(const PlanFacts& facts) {
+  const Mesh& mesh = facts.phase.mesh;
+  std::string text = fmt::format("stage {}", facts.config.parallel.zero);
+  if (mesh.degree(Axis::data) == 1) return text + " (one replica: nothing to divide)";
+  if (facts.config.parallel.zero_reduce == ZeroReduceKind::step) text += ", gradients whole and summed once a step";
+  if (mesh.is_hierarchical())
+    text += fmt::format("; divided among {} replicas, {} of them", mesh.shards(), counted(mesh.copies(), "group"));
+  return text;
+}
+
 std::string head_text(const PlanFacts& facts) {
   const PhasePlan& phase = facts.phase;
   const ModelSpec& model = phase.model;
@@ -358,8 +370,7 @@ std::string head_text(const PlanFacts& facts) {
                            is_alone ? "" : "; " + unbroken(rank_pattern(phase))));
   line("batch", fmt::format("{} of {} per replica and step", counted(phase.num_micro_batches, "micro-batch", "es"),
                             counted(phase.micro_batch.samples, "sample")));
-  line("zero", fmt::format("stage {}{}", facts.config.parallel.zero,
-                           phase.mesh.degree(Axis::data) > 1 ? "" : " (one replica: nothing to divide)"));
+  line("zero", zero_text(facts));
   if (!is_alone && !is_refused_here(facts)) line("hosts", placement_text(facts));
   if (is_refused_here(facts) && facts.options.verbose) line("hosts", "from here on " + placement_text(facts));
   if (phase.mesh.degree(Axis::tensor) > 1)

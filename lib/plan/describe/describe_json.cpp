@@ -210,6 +210,8 @@ std::string facts_json(const PlanFacts& facts) {
       {"hosts", hosts_json(facts)},
       {"sequence", phase.sequence},
       {"zero", facts.config.parallel.zero},
+      {"zero_group", phase.mesh.shards()},
+      {"zero_reduce", std::string(to_text(facts.config.parallel.zero_reduce))},
       {"schedule", std::string(to_text(phase.schedule_kind))},
       {"chunks", phase.chunks},
       {"stages", stages_json(facts)},

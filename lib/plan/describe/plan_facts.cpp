@@ -186,8 +186,8 @@ const StageFacts& stage_with_most(const PlanFacts& facts, Measure measure) {
 
 // Empty where nothing is gathered more often than once a step.
 std::string gather_cost(const PlanFacts& facts) {
-  const auto gathers_of = [](const StageFacts& stage) {
-    const CommunicationVolume* weights = find_volume(stage, GroupKind::data, "weights");
+  const auto gathers_of = [&](const StageFacts& stage) {
+    const CommunicationVolume* weights = find_volume(stage, shard_group_of(facts.phase.mesh), "weights");
     return weights == nullptr ? 0 : weights->calls;
   };
   const StageFacts& most = stage_with_most(facts, gathers_of);
@@ -374,8 +374,8 @@ std::vector<std::string> cost_lines(const PlanFacts& facts) {
   if (data > 1 && phase.zero.shard_parameters) add(gather_cost(facts));
   if (data > 1 && phase.zero.shard_gradients && m > 1)
     lines.push_back(
-        fmt::format("parallel.zero {} sums gradients after every micro-batch: {} times a step, where 1 does once",
-                    facts.config.parallel.zero, m));
+        fmt::format("parallel.zero {} sums gradients after every micro-batch: {} times a step, where 1 does once{}",
+                    facts.config.parallel.zero, m, phase.zero.shard_parameters ? ", and zero_reduce: step too" : ""));
   if (phase.chunks > 1 && stages > 1)
     lines.push_back(fmt::format("parallel.chunks {} sends activations between stages {} times as often as 1f1b",
                                 phase.chunks, phase.chunks));

@@ -253,6 +253,7 @@ std::string fingerprint_of(const WorkerParts& parts) {
   const PhasePlan& plan = parts.phase;
   std::string layout = fmt::format("{}; {}; chunks {}; zero {}", plan.mesh.text(), to_text(plan.schedule_kind),
                                    plan.chunks, parts.config.parallel.zero);
+  if (plan.zero.shard_parameters && !plan.zero.shard_gradients) layout += "; gradients once a step";
   if (plan.sequence) layout += "; sequence";
   if (plan.reduce && plan.mesh.degree(Axis::data) > 1) layout += fmt::format("; reduce {}", to_text(*plan.reduce));
   if (plan.stages.size() > 1) {

@@ -172,15 +172,20 @@ void for_each_parameter(const ParamStore& store, int unit, Find find, Visit visi
 
 // One rank's store, filled with the initial values.
 struct RankModel : ModelStore {
+  static ZeroPolicy policy(std::int64_t zero, bool reduces_by_step) {
+    ZeroPolicy of = ZeroPolicy::of_stage(zero);
+    if (reduces_by_step) of.shard_gradients = false;
+    return of;
+  }
   RankModel(const ParamTable& model, const Mesh& mesh, Rank rank, const RankGroups* groups, std::int64_t zero,
             bool sequence, std::vector<std::string> state_names = {}, bool gradients = true, DType compute = DType::f64,
-            std::optional<DType> reduce = {}, bool offload = false)
+            std::optional<DType> reduce = {}, bool offload = false, bool reduces_by_step = false)
       : ModelStore(model, make_reference_backend(DType::f64),
                    {.state_names = std::move(state_names),
                     .gradients = gradients,
                     .compute = compute,
                     .reduce = reduce,
-                    .zero = ZeroPolicy::of_stage(zero),
+                    .zero = policy(zero, reduces_by_step),
                     .sequence = sequence,
                     .offload = offload,
                     .longest_staged = 48,  // several pieces

@@ -186,6 +186,7 @@ TEST_CASE("what has no effect beside the other keys is noticed") {
       {{"parallel.zero=0"}, ""},
       {{"parallel.zero=3", "parallel.data=2"}, ""},
       {{"parallel.zero=3", "parallel.data=auto"}, ""},
+      {{"parallel.zero=3", "parallel.data=2", "parallel.zero_reduce=step"}, ""},
       {{"launch.port=4000"}, "launch.port: 4000 has no effect, because the run is one rank: nobody meets it at a port"},
       {{"launch.port=4000", "parallel.data=2"}, ""},
       {{"launch.port=4000", "parallel.tensor=2"}, ""},
@@ -507,6 +508,32 @@ TEST_CASE("stage_layers covers the model") {
                "parallel.stage_layers: number 2 is 0, and that part of the pipeline has neither the embedding nor the "
                "head: it would hold nothing; give it a layer"));
   CHECK(contains(override_errors({"parallel.stage_layers=[a]"}), "item 0: expected an integer"));
+}
+
+TEST_CASE("groups that ZeRO divides among are of equal size, and there is something to divide") {
+  CHECK(override_errors({"parallel.data=4", "parallel.zero_group=2"}) == "accepted");
+  CHECK(override_errors({"parallel.data=4", "parallel.zero_group=4", "parallel.zero=3"}) == "accepted");
+  CHECK(override_errors({"parallel.data=auto", "parallel.zero_group=4"}) == "accepted");
+  CHECK(contains(override_errors({"parallel.data=4", "parallel.zero_group=3"}),
+                 "parallel.zero_group: groups of 3 replicas do not divide the 4 of parallel.data; use a divisor from 2 "
+                 "on, or auto"));
+  CHECK(contains(override_errors({"parallel.data=4", "parallel.zero_group=8"}), "do not divide the 4"));
+  CHECK(contains(override_errors({"parallel.data=4", "parallel.zero_group=1"}), "parallel.zero_group"));
+  CHECK(contains(override_errors({"parallel.data=4", "parallel.zero_group=2", "parallel.zero=0"}),
+                 "parallel.zero_group: 2 replicas divide nothing at parallel.zero: 0; set parallel.zero: 1 to 3, or "
+                 "parallel.zero_group: auto"));
+  CHECK(contains(override_errors({"parallel.data=4", "parallel.zero_group=2", "supervise.elastic={min_data: 2}"}),
+                 "groups of 2 replicas do not divide every number that supervise.elastic may go on with"));
+}
+
+TEST_CASE("gradients by the step are for ZeRO stage 3 alone") {
+  CHECK(override_errors({"parallel.data=2", "parallel.zero=3", "parallel.zero_reduce=step"}) == "accepted");
+  CHECK(override_errors({"parallel.data=2", "parallel.zero=2", "parallel.zero_reduce=use"}) == "accepted");
+  for (const char* zero : {"parallel.zero=0", "parallel.zero=1"})
+    CHECK(contains(override_errors({"parallel.data=2", zero, "parallel.zero_reduce=step"}),
+                   "stages 0 and 1 sum gradients once a step anyway, and 2 would be 1; set parallel.zero: 3"));
+  CHECK(contains(override_errors({"parallel.data=2", "parallel.zero=2", "parallel.zero_reduce=step"}),
+                 "set parallel.zero: 1 or 3"));
 }
 
 TEST_CASE("a heartbeat too short for the workers' reports is refused with its remedy") {

@@ -49,15 +49,18 @@ std::vector<int> units_between(int first, int end) {
   return units;
 }
 
-// Counts how often each element of the rank's parameters is in a range of a data rank, and checks where the ranges lie.
-std::string check_shards(const ShardLayout& layout) {
-  const std::int64_t data = layout.mesh().degree(Axis::data);
+// Counts how often each element of the rank's parameters is in a range of a data rank, and checks where the ranges lie:
+// of shards, which as many ranks hold as there are copies, or of pieces, which are of one.
+std::string check_ranges(const ShardLayout& layout, bool of_pieces) {
+  const Mesh& mesh = layout.mesh();
+  const std::int64_t data = mesh.degree(Axis::data);
+  const int held_by = of_pieces ? 1 : static_cast<int>(mesh.copies());
   std::vector<std::vector<int>> counts(layout.spans().size());
   for (std::size_t index = 0; index < counts.size(); ++index)
     counts[index].assign(static_cast<std::size_t>(layout.spans()[index].count), 0);
   for (std::int64_t rank = 0; rank < data; ++rank) {
     std::vector<std::int64_t> end(layout.buffers().size(), 0);  // of the ranges so far in each shard
-    for (const ParamRange& range : layout.shard_ranges(rank)) {
+    for (const ParamRange& range : of_pieces ? layout.piece_ranges(rank) : layout.shard_ranges(rank)) {
       const ParamSpan& span = *layout.find(range.parameter);
       const auto buffer = static_cast<std::size_t>(range.buffer);
       if (range.count < 1) return "an empty range";
@@ -67,8 +70,10 @@ std::string check_shards(const ShardLayout& layout) {
       if (end[buffer] > layout.buffers()[buffer].shard_elements) return "outside the shard";
       const Bucket& bucket =
           layout.buckets()[static_cast<std::size_t>(layout.bucket_at(range.buffer, range.flat_offset))];
-      const std::int64_t in_shard = range.flat_offset - bucket.first - rank * bucket.shard_elements;
+      const std::int64_t in_shard = range.flat_offset - bucket.first - rank % mesh.shards() * bucket.shard_elements;
       if (in_shard < 0 || in_shard + range.count > bucket.shard_elements) return "not in the rank's shard";
+      const std::int64_t in_piece = in_shard - rank / mesh.shards() * bucket.piece_elements;
+      if (of_pieces && (in_piece < 0 || in_piece + range.count > bucket.piece_elements)) return "not in its piece";
       if (range.shard_offset != bucket.shard_first + in_shard) return "shard offset";
       const auto index = static_cast<std::size_t>(&span - layout.spans().data());
       for (std::int64_t n = range.first; n < range.first + range.count; ++n)
@@ -76,10 +81,15 @@ std::string check_shards(const ShardLayout& layout) {
     }
   }
   for (const auto& of_parameter : counts) {
-    if (!std::all_of(of_parameter.begin(), of_parameter.end(), [](int count) { return count == 1; }))
-      return "not owned exactly once";
+    if (!std::all_of(of_parameter.begin(), of_parameter.end(), [=](int count) { return count == held_by; }))
+      return "not held as often as it should be";
   }
   return "";
+}
+
+std::string check_shards(const ShardLayout& layout) {
+  const std::string of_shards = check_ranges(layout, false);
+  return of_shards.empty() ? check_ranges(layout, true) : of_shards;
 }
 
 std::string check_buckets(const ShardLayout& layout) {
@@ -88,8 +98,9 @@ std::string check_buckets(const ShardLayout& layout) {
   for (const Bucket& bucket : layout.buckets()) {
     const auto buffer = static_cast<std::size_t>(bucket.buffer);
     if (bucket.first != end[buffer] || bucket.shard_first != shard_end[buffer]) return "buckets do not tile";
-    if (bucket.shard_elements <= 0 || bucket.shard_elements % 16 != 0) return "shard is not aligned";
-    if (bucket.count != bucket.shard_elements * layout.mesh().degree(Axis::data)) return "shards are not equal";
+    if (bucket.piece_elements <= 0 || bucket.piece_elements % 16 != 0) return "piece is not aligned";
+    if (bucket.shard_elements != bucket.piece_elements * layout.mesh().copies()) return "pieces are not equal";
+    if (bucket.count != bucket.shard_elements * layout.mesh().shards()) return "shards are not equal";
     end[buffer] += bucket.count;
     shard_end[buffer] += bucket.shard_elements;
   }
@@ -103,13 +114,17 @@ std::string check_buckets(const ShardLayout& layout) {
 
 }  // namespace
 
-TEST_CASE("every element of every parameter is owned by exactly one data rank, whatever the sizes") {
+TEST_CASE("every element of every parameter is in one rank's piece, and held once in every copy, whatever the sizes") {
   std::mt19937 random(3);  // NOLINT: the same cases on every run
   for (int trial = 0; trial < 300; ++trial) {
     const ParamTable table = random_table(random);
     const auto data = static_cast<std::int64_t>(1 + random() % 9);
     const auto tensor = static_cast<std::int64_t>(1 + random() % 4);
-    const Mesh mesh(data, tensor, 1);
+    std::int64_t shards = data;
+    if (trial % 2 == 1) do {
+        shards = static_cast<std::int64_t>(1 + random() % static_cast<std::uint64_t>(data));
+      } while (data % shards != 0);
+    const Mesh mesh(data, tensor, 1, shards);
     const std::vector<int> units = units_between(0, static_cast<int>(table.units().size()));
     for (std::int64_t rank = 0; rank < tensor; ++rank) {
       const ShardLayout layout(table, units, mesh, {.tensor = rank});

@@ -15,6 +15,10 @@ using namespace scaletrain;
 
 namespace {
 
+bool together_in_data(const MeshPosition& a, const MeshPosition& b) {
+  return a.tensor == b.tensor && a.pipeline == b.pipeline;
+}
+
 // Do two ranks belong together, by the definition of the kind?
 bool together(const Mesh& mesh, GroupKind kind, Rank first, Rank second, const GroupFacts& facts) {
   const MeshPosition a = mesh.position_of(first);
@@ -29,7 +33,13 @@ bool together(const Mesh& mesh, GroupKind kind, Rank first, Rank second, const G
              a.tensor * facts.kv_heads / mesh.degree(Axis::tensor) ==
                  b.tensor * facts.kv_heads / mesh.degree(Axis::tensor);
     case GroupKind::data:
-      return a.tensor == b.tensor && a.pipeline == b.pipeline;
+      return together_in_data(a, b) && !(mesh.is_hierarchical() && facts.control);
+    case GroupKind::shard:
+    case GroupKind::copies: {
+      if (!mesh.is_hierarchical() || !together_in_data(a, b)) return false;
+      const bool is_same_copy = a.data / mesh.shards() == b.data / mesh.shards();
+      return kind == GroupKind::shard ? is_same_copy : a.data % mesh.shards() == b.data % mesh.shards();
+    }
     case GroupKind::pipeline:
       return a.tensor == b.tensor && a.data == b.data;
     case GroupKind::tied:
@@ -38,7 +48,7 @@ bool together(const Mesh& mesh, GroupKind kind, Rank first, Rank second, const G
     case GroupKind::tensor_control:
       return facts.control && together(mesh, GroupKind::tensor, first, second, facts);
     case GroupKind::data_control:
-      return facts.control && together(mesh, GroupKind::data, first, second, facts);
+      return facts.control && together_in_data(a, b);
     case GroupKind::pipeline_control:
       return facts.control && together(mesh, GroupKind::pipeline, first, second, facts);
   }
@@ -92,6 +102,24 @@ TEST_CASE("groups_are_those_that_positions_define_on_every_mesh") {
   }
 }
 
+TEST_CASE("replicas_that_divide_state_in_groups_are_in_a_group_of_their_copy_and_one_of_their_shard") {
+  for (const std::int64_t data : {2, 4, 6, 12}) {
+    for (std::int64_t shards = 1; shards <= data; ++shards) {
+      if (data % shards != 0) continue;
+      for (const bool control : {false, true}) {
+        const Mesh mesh(data, 2, 3, shards);
+        CAPTURE(mesh.text());
+        CHECK(groups_agree(mesh, {.kv_heads = 1, .tied = true, .control = control}));
+      }
+    }
+  }
+  // Neighbours share a copy, so that it lies on one host.
+  const Mesh mesh(4, 2, 1, 2);
+  CHECK(group_of(mesh, GroupKind::shard, Rank(5), {})->members == std::vector<Rank>{Rank(5), Rank(7)});
+  CHECK(group_of(mesh, GroupKind::copies, Rank(5), {})->members == std::vector<Rank>{Rank(1), Rank(5)});
+  CHECK(mesh.text() == "data 4 (2 copies of 2 shards) x tensor 2 x pipeline 1");
+}
+
 TEST_CASE("middle_stages_have_no_tied_group") {
   const Mesh mesh(1, 2, 4);  // stages of two ranks: 0 1 | 2 3 | 4 5 | 6 7
   const GroupFacts facts{.kv_heads = 2, .tied = true};
@@ -126,6 +154,10 @@ TEST_CASE("a_rank_gets_the_communicators_of_its_groups_and_no_others") {
   CHECK(made == std::vector<std::string>{"tensor.8", "replication.8", "data.9", "pipeline.1", "tied.1",
                                          "tensor-control.8", "data-control.9", "pipeline-control.1"});
   for (const GroupKind kind : group_kinds) {
+    if (kind == GroupKind::shard || kind == GroupKind::copies) {
+      CHECK(groups.find(kind) == nullptr);
+      continue;
+    }
     REQUIRE(groups.find(kind) != nullptr);
     CHECK(groups.find(kind)->group_name().find(to_text(kind)) == 0);
   }
@@ -139,9 +171,9 @@ TEST_CASE("a_rank_gets_the_communicators_of_its_groups_and_no_others") {
 }
 
 TEST_CASE("ranks_as_threads_reduce_over_every_group_of_a_mesh") {
-  const Mesh mesh(2, 2, 2);
+  const Mesh mesh(4, 2, 2, 2);
   const GroupFacts facts{.kv_heads = 1, .tied = true, .control = true};
-  std::vector<std::vector<std::int64_t>> sums(8);
+  std::vector<std::vector<std::int64_t>> sums(16);
   std::vector<Trace> traces;
   run_ranks(mesh, facts,
             [&](Rank rank, RankGroups& groups, InProcessWorld& world) {
@@ -149,18 +181,21 @@ TEST_CASE("ranks_as_threads_reduce_over_every_group_of_a_mesh") {
               own.assign(group_kinds.size(), rank.value());
               std::vector<Ticket> tickets;
               for (std::size_t index = 0; index < group_kinds.size(); ++index) {
+                if (groups.find(group_kinds[index]) == nullptr) continue;
                 tickets.push_back(
                     groups.find(group_kinds[index])
                         ->all_reduce(host_stream(), {&own[index], DType::i64, Shape{1}, Space::pinned}, ReduceOp::sum));
               }
               for (Ticket& ticket : tickets) ticket.wait();
-              if (world.size() != 8) throw BugError("a world of another size");
+              if (world.size() != 16) throw BugError("a world of another size");
             },
             {.deadline = 60.0, .traces = &traces, .mode = {}});
-  for (std::int64_t rank = 0; rank < 8; ++rank) {
+  for (std::int64_t rank = 0; rank < 16; ++rank) {
     for (std::size_t index = 0; index < group_kinds.size(); ++index) {
-      std::int64_t expected = 0;
-      for (const Rank member : brute_force(mesh, group_kinds[index], Rank(rank), facts)) expected += member.value();
+      const auto members = brute_force(mesh, group_kinds[index], Rank(rank), facts);
+      CHECK(members.empty() == (group_kinds[index] == GroupKind::data));  // which control groups replace
+      std::int64_t expected = members.empty() ? rank : 0;
+      for (const Rank member : members) expected += member.value();
       CHECK(sums[static_cast<std::size_t>(rank)][index] == expected);
     }
   }

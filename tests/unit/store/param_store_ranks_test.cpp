@@ -29,12 +29,17 @@ struct Case {
   std::int64_t vocab = 29;
   DType compute = DType::f64;
   std::optional<DType> reduce = {};
+  std::int64_t shards = 0;       // replicas that share a copy; 0: all
+  bool reduces_by_step = false;  // of stage 3
 
+  Mesh mesh() const { return Mesh(data, tensor, pipeline, shards == 0 ? data : shards); }
   std::string text() const {
     return "zero " + std::to_string(zero) + ", data " + std::to_string(data) + " x tensor " + std::to_string(tensor) +
            " x pipeline " + std::to_string(pipeline) + (sequence ? ", sequence" : "") + (tied ? ", tied" : "") +
-           (prefetch ? ", prefetch" : "") + ", vocabulary " + std::to_string(vocab) + ", weights in " +
-           std::string(to_text(compute)) + (reduce ? ", gradients in " + std::string(to_text(*reduce)) : "");
+           (prefetch ? ", prefetch" : "") + (shards > 0 ? ", in groups of " + std::to_string(shards) : "") +
+           (reduces_by_step ? ", gradients by the step" : "") + ", vocabulary " + std::to_string(vocab) +
+           ", weights in " + std::string(to_text(compute)) +
+           (reduce ? ", gradients in " + std::string(to_text(*reduce)) : "");
   }
 };
 
@@ -74,8 +79,8 @@ double contributed(const Work& work, const Parameter& parameter, std::int64_t in
 }
 
 // Each replica's share rounded to bf16, their sum in f32 in the order of ranks, and that rounded once more: for every
-// micro-batch where gradients are sharded, but of a tensor that two units share; a tied tensor's stages are added as
-// they are.
+// micro-batch where gradients are sharded, but of a tensor that two units share. Copies of the state and a tied
+// tensor's stages are added as they are.
 double gradient_by_bf16(const Case& of, const Work& work, const Parameter& owner, std::int64_t index,
                         std::int64_t step) {
   std::vector<std::vector<const Parameter*>> reduced_together;
@@ -86,16 +91,20 @@ double gradient_by_bf16(const Case& of, const Work& work, const Parameter& owner
   }
   double sum = 0;
   for (const auto& parameters : reduced_together) {
-    const std::int64_t count = of.zero >= 2 && parameters.size() == 1 ? 1 : micro_batches;
+    const bool is_by_use = of.zero >= 2 && !of.reduces_by_step && parameters.size() == 1;
+    const std::int64_t count = is_by_use ? 1 : micro_batches;
+    const std::int64_t together = of.shards == 0 ? of.data : of.shards;
     for (std::int64_t first = 0; first < micro_batches; first += count) {
-      float total = 0;
-      for (std::int64_t data = 0; data < of.data; ++data) {
-        double share = 0;
-        for (const Parameter* parameter : parameters)
-          share += contributed(work, *parameter, index, step, data, first, count);
-        total += static_cast<float>(static_cast<double>(Bf16(share)));
+      for (std::int64_t copy = 0; copy < of.data; copy += together) {
+        float total = 0;
+        for (std::int64_t data = copy; data < copy + together; ++data) {
+          double share = 0;
+          for (const Parameter* parameter : parameters)
+            share += contributed(work, *parameter, index, step, data, first, count);
+          total += static_cast<float>(static_cast<double>(Bf16(share)));
+        }
+        sum += static_cast<double>(Bf16(static_cast<double>(total)));
       }
-      sum += static_cast<double>(Bf16(static_cast<double>(total)));
     }
   }
   return sum;
@@ -189,7 +198,8 @@ void update(RankModel& model) {
 void train(const Case& of, const ParamTable& table, const Mesh& mesh, Rank rank, RankGroups& groups,
            Findings& findings) {
   const Work work{.table = &table, .mesh = mesh, .micro_batches = micro_batches, .sequence = of.sequence};
-  RankModel model(table, mesh, rank, &groups, of.zero, of.sequence, {}, true, of.compute, of.reduce);
+  RankModel model(table, mesh, rank, &groups, of.zero, of.sequence, {}, true, of.compute, of.reduce, false,
+                  of.reduces_by_step);
   if (of.reduce) model.grain = fine_grain;
   const auto compare_all = [&](std::int64_t updates) {
     for (const int unit : model.units) {
@@ -214,7 +224,7 @@ void train(const Case& of, const ParamTable& table, const Mesh& mesh, Rank rank,
 
 void check(const Case& of) {
   const ParamTable table = small_model::table(of.tied, of.vocab);
-  const Mesh mesh(of.data, of.tensor, of.pipeline);
+  const Mesh mesh = of.mesh();
   std::vector<Findings> findings(static_cast<std::size_t>(mesh.world()));
   std::vector<Trace> traces;
   const GroupFacts facts{.kv_heads = small_model::kv_heads, .tied = of.tied};
@@ -271,6 +281,31 @@ TEST_CASE("gradients that travel in bf16 are rounded once on every replica and o
     check({.zero = zero, .data = 2, .tied = false, .reduce = DType::bf16});
     check({.zero = zero, .data = 2, .tensor = 4, .pipeline = 2, .sequence = true, .vocab = 3, .reduce = DType::bf16});
     check({.zero = zero, .data = 2, .tensor = 2, .sequence = true, .compute = DType::bf16, .reduce = DType::bf16});
+  }
+}
+
+TEST_CASE("what groups of replicas divide has the sums over all groups, under every ZeRO stage") {
+  for (const std::int64_t zero : {1, 2, 3}) {
+    for (const std::int64_t shards : {2, 3})
+      check({.zero = zero, .data = 6, .prefetch = shards == 2, .shards = shards});
+    check({.zero = zero, .data = 4, .tied = false, .prefetch = true, .shards = 2});
+    check({.zero = zero, .data = 4, .pipeline = 2, .compute = DType::bf16, .shards = 2});
+    check({.zero = zero, .data = 4, .tensor = 4, .sequence = true, .vocab = 3, .shards = 2});
+    check({.zero = zero, .data = 4, .pipeline = 2, .reduce = DType::bf16, .shards = 2});
+  }
+}
+
+TEST_CASE("weights that are divided have their gradients once a step where that is asked for") {
+  for (const std::int64_t shards : {0, 2}) {
+    check({.zero = 3, .data = 4, .prefetch = true, .shards = shards, .reduces_by_step = true});
+    check({.zero = 3, .data = 4, .pipeline = 2, .reduce = DType::bf16, .shards = shards, .reduces_by_step = true});
+    check({.zero = 3,
+           .data = 4,
+           .tensor = 2,
+           .sequence = true,
+           .compute = DType::bf16,
+           .shards = shards,
+           .reduces_by_step = true});
   }
 }
 
@@ -389,6 +424,30 @@ TEST_CASE("the bytes of a store are those of the plan, and fall with every ZeRO 
       }
     }
   }
+}
+
+TEST_CASE("a group of replicas holds what as many replicas without groups hold, and whole gradients with fewer sums") {
+  const ParamTable table = small_model::table(true, 301);
+  const auto bytes = [&](const Mesh& mesh, bool by_step) {
+    const ShardLayout layout(table, small_model::units_of(mesh, 0), mesh, mesh.position_of(Rank(1)));
+    StoreBytes planned;
+    const RankModel model(table, mesh, Rank(1), nullptr, 3, true, {"exp_avg"}, true, DType::bf16, {}, false, by_step);
+    planned = store_bytes(table, layout, model.store.options());
+    CHECK(planned.total() == model.store.bytes());
+    return planned;
+  };
+  // Of as many elements each, but for padding: a shard of 4 replicas in groups of 2 has two aligned pieces.
+  const StoreBytes in_groups = bytes(Mesh(4, 1, 1, 2), false);
+  const StoreBytes of_two = bytes(Mesh(2, 1, 1), false);
+  CHECK(in_groups.masters >= of_two.masters);
+  CHECK(in_groups.masters < of_two.masters + of_two.masters / 8);
+  CHECK(in_groups.states == in_groups.masters);
+  CHECK(in_groups.gradients == in_groups.masters);
+  const StoreBytes by_step = bytes(Mesh(2, 1, 1), true);
+  CHECK(by_step.gradients == 2 * of_two.gradients);
+  CHECK(by_step.gradient_staging < of_two.gradient_staging);
+  CHECK(by_step.masters == of_two.masters);
+  CHECK(by_step.computed == of_two.computed);
 }
 
 TEST_CASE("in half precision a parameter takes 18 bytes, 6 + 12/N, 2 + 16/N and 18/N of them by ZeRO stage") {
@@ -525,10 +584,15 @@ TEST_CASE("a step has nothing to add once its last release has been given") {
 }
 
 TEST_CASE("ranks of a group issue the same transfers in the same order, under every ZeRO stage") {
-  for (const std::int64_t zero : {0, 1, 2, 3}) {
-    const Case of{.zero = zero, .data = 2, .tensor = 2, .pipeline = 2, .sequence = true, .prefetch = true};
+  std::vector<Case> cases;
+  for (const std::int64_t zero : {0, 1, 2, 3})
+    cases.push_back({.zero = zero, .data = 2, .tensor = 2, .pipeline = 2, .sequence = true, .prefetch = true});
+  for (const std::int64_t zero : {1, 2, 3})
+    cases.push_back({.zero = zero, .data = 4, .pipeline = 2, .prefetch = true, .shards = 2});
+  for (const Case& of : cases) {
+    CAPTURE(of.text());
     const ParamTable table = small_model::table(true);
-    const Mesh mesh(of.data, of.tensor, of.pipeline);
+    const Mesh mesh = of.mesh();
     const GroupFacts facts{.kv_heads = small_model::kv_heads, .tied = true};
     std::vector<Findings> findings(static_cast<std::size_t>(mesh.world()));
     std::vector<Trace> traces;
