@@ -24,9 +24,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Records that wait for a full disk: a day of steps of one second.
-constexpr std::size_t most_events_waiting = 32u << 20;
-
 constexpr std::string_view name_begin = "events.out.tfevents.";
 
 template <class Unsigned>
@@ -157,7 +154,7 @@ std::string event_of_scalars(double seconds, std::int64_t step, std::span<const 
 EventWriter::EventWriter(const fs::path& folder, FailureReport report) : report_(std::move(report)) {
   create_folders(folder);
   path_ = new_name(folder);
-  file_ = make_file(path_);
+  file_.open(make_file(path_), 0);
   append(event_of_version(seconds_now()));
 }
 
@@ -191,28 +188,18 @@ void EventWriter::write(const TaskRecord& record) {
 }
 
 void EventWriter::append(const std::string& record) {
-  // The newest is given up, not the oldest: part of the oldest may be in the file already and must be completed.
-  if (waiting_.size() + record.size() <= most_events_waiting) waiting_ += record;
+  file_.add(record);
   flush();
 }
 
 bool EventWriter::flush() {
   if (!prepare()) return false;
-  std::size_t done = 0;
-  while (done < waiting_.size()) {
-    const ssize_t n = ::write(file_.get(), waiting_.data() + done, waiting_.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) {
-      const int error = n < 0 ? errno : ENOSPC;
-      // Leaves whole records to who looks now; where this fails too, the next call cuts.
-      [[maybe_unused]] const int cut = ::ftruncate(file_.get(), static_cast<off_t>(end_));
-      fail(fmt::format("{}: writing failed: {}", path_.string(), std::strerror(error)));
-      return false;
-    }
-    done += static_cast<std::size_t>(n);
+  if (const int error = file_.write(); error != 0) {
+    // Leaves whole records to who looks now; where this fails too, the next call cuts.
+    file_.cut_to(file_.end());
+    fail(fmt::format("{}: writing failed: {}", path_.string(), std::strerror(error)));
+    return false;
   }
-  end_ += done;
-  waiting_.clear();
   failing_ = false;
   return true;
 }
@@ -225,38 +212,35 @@ bool EventWriter::prepare() {
     return false;
   }
   const auto size = static_cast<std::uint64_t>(now.st_size);
-  if (size == end_) return true;
-  if (size < end_) {  // somebody has cut it, perhaps amid a record
+  if (size == file_.end()) return true;
+  if (size < file_.end()) {  // somebody has cut it, perhaps amid a record
     ::unlink(path_.c_str());
     return begin_anew();
   }
   // What a failed write left behind. A reader must not find the next record behind half a one.
-  if (::ftruncate(file_.get(), static_cast<off_t>(end_)) == 0) return true;
-  fail(fmt::format("{}: cutting a torn record failed: {}", path_.string(), std::strerror(errno)));
+  const int error = file_.cut_to(file_.end());
+  if (error == 0) return true;
+  fail(fmt::format("{}: cutting a torn record failed: {}", path_.string(), std::strerror(error)));
   return false;
 }
 
 bool EventWriter::sync() {
   if (!flush()) return false;
-  int result = 0;
-  do {
-    result = ::fsync(file_.get());
-  } while (result != 0 && errno == EINTR);
-  if (result != 0) fail(fmt::format("{}: fsync failed: {}", path_.string(), std::strerror(errno)));
-  return result == 0;
+  const int error = file_.sync();
+  if (error != 0) fail(fmt::format("{}: fsync failed: {}", path_.string(), std::strerror(error)));
+  return error == 0;
 }
 
 // By its old name. All that this start had written is gone, and later ones are to be void as before.
 bool EventWriter::begin_anew() {
   try {
-    file_ = make_file(path_);
+    file_.open(make_file(path_), 0);
   } catch (const std::exception& error) {
     fail(error.what());
     return false;
   }
-  end_ = 0;
   const double now = seconds_now();
-  waiting_.insert(0, event_of_version(now) + (begin_ ? event_of_start(now, *begin_) : std::string()));
+  file_.add_first(event_of_version(now) + (begin_ ? event_of_start(now, *begin_) : std::string()));
   if (report_)
     report_(
         fmt::format("{}: the file was removed, moved or cut while the run goes on; the scalars from here on are in a "

@@ -19,8 +19,8 @@
 #include <string>
 #include <string_view>
 
-#include "base/file.h"
 #include "telemetry/metrics.h"
+#include "telemetry/record_file.h"
 
 namespace scaletrain {
 
@@ -68,9 +68,7 @@ class EventWriter {
 
   std::filesystem::path path_;
   FailureReport report_;
-  FileDescriptor file_;
-  std::string waiting_;                // whole records that are not known to be in the file
-  std::uint64_t end_ = 0;              // of the last whole record in the file
+  RecordFile file_;
   std::optional<std::int64_t> begin_;  // of begin_at()
   bool failing_ = false;
 };

@@ -21,9 +21,6 @@
 namespace scaletrain {
 namespace {
 
-// Lines that wait for a full disk: about a day of steps of one second.
-constexpr std::size_t most_waiting = 32u << 20;
-
 // Builds one line with its members in the order they are added.
 class Line {
  public:
@@ -159,8 +156,7 @@ void MetricsWriter::open_file() {
   if (end != reader.size() && ::ftruncate(file.get(), static_cast<off_t>(end)) != 0) {
     refuse(path_, "cutting the torn last line", errno);
   }
-  file_ = std::move(file);
-  end_ = end;
+  file_.open(std::move(file), end);
 }
 
 void MetricsWriter::write(const StartRecord& record) {
@@ -305,50 +301,38 @@ void MetricsWriter::replace_evaluations(std::int64_t step) {
 
 void MetricsWriter::append(const std::string& line) {
   if (is_ended_) return;
-  // The newest is given up, not the oldest: part of the oldest may be in the file already and must be completed.
-  if (waiting_.size() + line.size() <= most_waiting) waiting_ += line;
+  file_.add(line);
   flush();
 }
 
 bool MetricsWriter::flush() {
   if (is_ended_) return false;
-  if (waiting_.empty()) return true;
+  if (file_.waiting().empty()) return true;
   if (!prepare()) return false;
-  std::size_t done = 0;
-  while (done < waiting_.size()) {
-    const ssize_t n = ::write(file_.get(), waiting_.data() + done, waiting_.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) {
-      const int error = n < 0 ? errno : ENOSPC;
-      // Leaves whole lines to a reader who looks now. It may fail too; then the reader sees a torn last line.
-      struct stat now {};
-      if (::fstat(file_.get(), &now) == 0 && has_own_remains(static_cast<std::uint64_t>(now.st_size))) cut_to(end_);
-      fail("writing", error);
-      return false;
-    }
-    done += static_cast<std::size_t>(n);
+  if (const int error = file_.write(); error != 0) {
+    // Leaves whole lines to a reader who looks now. It may fail too; then the reader sees a torn last line.
+    struct stat now {};
+    if (::fstat(file_.file().get(), &now) == 0 && has_own_remains(static_cast<std::uint64_t>(now.st_size)))
+      file_.cut_to(file_.end());
+    fail("writing", error);
+    return false;
   }
-  end_ += done;
-  waiting_.clear();
-  if (done > 0) failing_ = false;
+  failing_ = false;
   return true;
 }
 
 bool MetricsWriter::sync() {
   if (events() != nullptr) events_->sync();
   if (!flush()) return false;
-  int result = 0;
-  do {
-    result = ::fsync(file_.get());
-  } while (result != 0 && errno == EINTR);
-  if (result != 0) fail("fsync", errno);
-  return result == 0;
+  const int error = file_.sync();
+  if (error != 0) fail("fsync", error);
+  return error == 0;
 }
 
 // A file that another one was moved over has no name left; one that was itself moved has, but not this.
 bool MetricsWriter::is_gone() const {
   struct stat now {};
-  if (::fstat(file_.get(), &now) == 0 && now.st_nlink == 0) return true;
+  if (::fstat(file_.file().get(), &now) == 0 && now.st_nlink == 0) return true;
   return ::stat(path_.c_str(), &now) != 0 && errno == ENOENT;
 }
 
@@ -371,28 +355,25 @@ bool MetricsWriter::begin_anew() {
 bool MetricsWriter::prepare() {
   if (is_gone()) return begin_anew();
   struct stat now {};
-  if (::fstat(file_.get(), &now) != 0) {
+  if (::fstat(file_.file().get(), &now) != 0) {
     fail("looking at its size", errno);
     return false;
   }
   const auto size = static_cast<std::uint64_t>(now.st_size);
-  if (size == end_) return true;
+  if (size == file_.end()) return true;
   if (!has_own_remains(size)) return follow_another();
-  if (cut_to(end_)) return true;
-  fail("cutting the torn last line", errno);
-  return false;
-}
-
-bool MetricsWriter::cut_to(std::uint64_t end) {
-  return ::ftruncate(file_.get(), static_cast<off_t>(end)) == 0;
+  const int error = file_.cut_to(file_.end());
+  if (error != 0) fail("cutting the torn last line", error);
+  return error == 0;
 }
 
 // What a failed write of the waiting lines left behind, which nobody cut.
 bool MetricsWriter::has_own_remains(std::uint64_t size) const {
-  if (size <= end_ || size - end_ > waiting_.size()) return false;
-  std::string remains(static_cast<std::size_t>(size - end_), '\0');
-  const ssize_t n = ::pread(file_.get(), remains.data(), remains.size(), static_cast<off_t>(end_));
-  return n == static_cast<ssize_t>(remains.size()) && waiting_.starts_with(remains);
+  const std::uint64_t end = file_.end();
+  if (size <= end || size - end > file_.waiting().size()) return false;
+  std::string remains(static_cast<std::size_t>(size - end), '\0');
+  const ssize_t n = ::pread(file_.file().get(), remains.data(), remains.size(), static_cast<off_t>(end));
+  return n == static_cast<ssize_t>(remains.size()) && file_.waiting().starts_with(remains);
 }
 
 // The lock decides who of two writers goes on.
@@ -400,7 +381,7 @@ bool MetricsWriter::owns_still() {
   if (!owns_ || owns_()) return true;
   is_ended_ = true;
   ++failures_;
-  waiting_.clear();
+  file_.clear();
   if (report_)
     report_(fmt::format("{}: another process has taken the run over and writes here; this one writes nothing more",
                         path_.string()));
@@ -413,11 +394,13 @@ bool MetricsWriter::follow_another() {
     if (!owns_still()) return false;
     const FileReader reader(path_);
     const std::uint64_t end = end_of_whole_lines(reader);
-    if (end != reader.size() && !cut_to(end)) {
-      fail("cutting the torn last line", errno);
-      return false;
+    if (end != reader.size()) {
+      if (const int error = file_.cut_to(end); error != 0) {
+        fail("cutting the torn last line", error);
+        return false;
+      }
     }
-    end_ = end;
+    file_.set_end(end);
     return true;
   } catch (const std::exception& error) {
     fail(error.what());

@@ -22,7 +22,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/file.h"
+#include "telemetry/record_file.h"
 
 namespace scaletrain {
 
@@ -244,7 +244,6 @@ class MetricsWriter {
   bool begin_anew();
   // Brings the file to where this writer left it, or behind what another wrote; false: no line can be written now.
   bool prepare();
-  bool cut_to(std::uint64_t end);
   bool has_own_remains(std::uint64_t size) const;
   bool follow_another();
   // Throws what the question throws.
@@ -253,13 +252,11 @@ class MetricsWriter {
   void fail(std::string_view problem);
 
   std::filesystem::path path_;
-  FileDescriptor file_;
+  RecordFile file_;
   FailureReport report_;
   Ownership owns_;
   std::unique_ptr<EventWriter> events_;
   std::optional<std::int64_t> restarted_at_;  // this writer's last restart line, until an evaluation of that step
-  std::string waiting_;                       // whole lines that are not known to be in the file
-  std::uint64_t end_ = 0;                     // of the last whole line in the file
   bool failing_ = false;
   bool is_ended_ = false;  // another process owns the run: nothing more is written
   std::int64_t failures_ = 0;

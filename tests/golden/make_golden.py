@@ -15,7 +15,7 @@ import pathlib
 import sys
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GemmaConfig, GemmaForCausalLM, \
     GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, \
     Qwen3ForCausalLM
@@ -99,6 +99,12 @@ def fill(model, generator, norm_centre):
             parameter.copy_(values.double())
 
 
+def fill_from(model, weights):
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name].double())
+
+
 def make_batches(vocab, generator):
     ids = torch.randint(0, vocab, (STEPS, SAMPLES, TOKENS), generator=generator)
     targets = torch.randint(0, vocab, (STEPS, SAMPLES, TOKENS), generator=generator)
@@ -127,8 +133,10 @@ def learning_rate(update):
 
 
 def train(model, ids, targets, clip_norm):
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.dim() < 2]
+    """Losses, norms and learning rates of STEPS steps of all parameters that are not frozen."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in parameters if p.dim() >= 2]
+    vectors = [p for p in parameters if p.dim() < 2]
     optimizer = torch.optim.AdamW(
         [dict(params=matrices, weight_decay=OPTIMIZER["weight_decay"]), dict(params=vectors, weight_decay=0.0)],
         lr=0.0, betas=(OPTIMIZER["beta1"], OPTIMIZER["beta2"]), eps=OPTIMIZER["epsilon"], foreach=False)
@@ -137,9 +145,9 @@ def train(model, ids, targets, clip_norm):
         optimizer.zero_grad()
         loss = loss_of(model, ids[step], targets[step])
         loss.backward()
-        norm = math.sqrt(sum(p.grad.pow(2).sum().item() for p in model.parameters()))
+        norm = math.sqrt(sum(p.grad.pow(2).sum().item() for p in parameters))
         if norm > clip_norm:
-            for p in model.parameters():
+            for p in parameters:
                 p.grad.mul_(clip_norm / norm)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step + 1)
@@ -148,6 +156,33 @@ def train(model, ids, targets, clip_norm):
         norms.append(norm)
         rates.append(learning_rate(step + 1))
     return losses, norms, rates
+
+
+def as_tensors(losses, norms, rates):
+    named = dict(losses=losses, grad_norms=norms, learning_rates=rates)
+    return {name: torch.tensor(values, dtype=torch.float64) for name, values in named.items()}
+
+
+def save(path, tensors, clip_norm):
+    """With the optimizer's settings."""
+    metadata = {key: repr(float(value)) for key, value in OPTIMIZER.items()}
+    metadata["clip_norm"] = repr(clip_norm)
+    save_file({n: t.contiguous() for n, t in tensors.items()}, path, metadata)
+
+
+def add_training(path, model, restore, more=None):
+    """For scripts that train a part of a golden model: steps on the batches of expected.safetensors beside `path`, of which about half
+    clip. restore() puts the model back to where it begins; `more` tensors go to the file too. Returns the losses and the clip norm."""
+    batch = load_file(path.parent / "expected.safetensors")
+    ids, targets = batch["ids"].long(), batch["targets"].long()
+    restore()
+    norms = train(model, ids, targets, clip_norm=float("inf"))[1]
+    clip_norm = sorted(norms)[STEPS // 2]
+    restore()
+    losses, norms, rates = train(model, ids, targets, clip_norm)
+    tensors = (more or {}) | dict(ids=batch["ids"], targets=batch["targets"]) | as_tensors(losses, norms, rates)
+    save(path, tensors, clip_norm)
+    return losses, clip_norm
 
 
 def make(folder, model, config, vocab, seed, agreement=None, norm_centre=1.0):
@@ -164,9 +199,7 @@ def make(folder, model, config, vocab, seed, agreement=None, norm_centre=1.0):
     norm = math.sqrt(sum(g.pow(2).sum().item() for g in tensors.values()))
     losses = train(model, ids, targets, clip_norm=float("inf"))[1]
     clip_norm = sorted(losses)[STEPS // 2]  # about half the steps clip
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name].double())
+    fill_from(model, weights)
     losses, norms, rates = train(model, ids, targets, clip_norm)
     clipped = sum(n > clip_norm for n in norms)
     assert 0 < clipped < STEPS, clipped
@@ -174,29 +207,31 @@ def make(folder, model, config, vocab, seed, agreement=None, norm_centre=1.0):
 
     tensors["ids"] = ids.to(torch.int32)
     tensors["targets"] = targets.to(torch.int32)
-    tensors["losses"] = torch.tensor(losses, dtype=torch.float64)
-    tensors["grad_norms"] = torch.tensor(norms, dtype=torch.float64)
-    tensors["learning_rates"] = torch.tensor(rates, dtype=torch.float64)
+    tensors |= as_tensors(losses, norms, rates)
     folder.mkdir(parents=True, exist_ok=True)
-    metadata = {key: repr(float(value)) for key, value in OPTIMIZER.items()}
-    metadata["clip_norm"] = repr(clip_norm)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    save_file({n: t.contiguous() for n, t in tensors.items()}, folder / "expected.safetensors", metadata)
+    save(folder / "expected.safetensors", tensors, clip_norm)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     print(folder.name, "loss", losses[0], "->", losses[-1], "norm", norms[0], "clip", clip_norm, "clipped", clipped)
 
 
-def open_models(here):
-    """(folder, model in float64, without its weights) of two of the models that this script has written, for scripts that add to them."""
+def open_models(here, names=("gpt2", "llama_untied")):
+    """(folder, model in float64, its weights) of models that this script has written, for scripts that add to them."""
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
-    modeling_llama.LlamaRMSNorm.forward = norm_forward
-    modeling_llama.LlamaRotaryEmbedding.forward = rotary_forward
+    for module, prefix in ((modeling_llama, "Llama"), (modeling_qwen3, "Qwen3")):
+        getattr(module, prefix + "RMSNorm").forward = norm_forward
+        getattr(module, prefix + "RotaryEmbedding").forward = rotary_forward
     # Which attention takes its softmax in float64.
-    for name, config_type, model_type, attention in (("gpt2", GPT2Config, GPT2LMHeadModel, "eager"),
-                                                     ("llama_untied", LlamaConfig, LlamaForCausalLM, "sdpa")):
+    models = dict(gpt2=(GPT2Config, GPT2LMHeadModel, "eager"), llama_untied=(LlamaConfig, LlamaForCausalLM, "sdpa"),
+                  qwen3=(Qwen3Config, Qwen3ForCausalLM, "sdpa"))
+    for name in names:
+        config_type, model_type, attention = models[name]
         config = json.loads((here / name / "config.json").read_text())
-        yield here / name, model_type(config_type(**config, attn_implementation=attention)).double()
+        weights = load_file(here / name / "model.safetensors")
+        model = model_type(config_type(**config, attn_implementation=attention)).double()
+        fill_from(model, weights)
+        yield here / name, model, weights
 
 
 def gpt2(here):

@@ -19,6 +19,9 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+sys.path.append(str(Path(__file__).resolve().parent.parent / "chat"))
+from make_chat_golden import assistant, system, user
+
 BEGIN, END = "{% generation %}", "{% endgeneration %}"
 LLAMA3 = (
     "{% for message in messages %}{% if loop.first %}{{ bos_token }}{% endif %}"
@@ -51,18 +54,6 @@ def qwen3_marked(template):
     assert template.count(end) == 1
     marked = "{% generation %}{{- said + '<|im_end|>' }}{% endgeneration %}{{- '\\n' }}"
     return template.replace(end, end.replace("{{- '<|im_end|>\\n' }}", marked))
-
-
-def system(text):
-    return {"role": "system", "content": text}
-
-
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def assistant(text):
-    return {"role": "assistant", "content": text}
 
 
 CONVERSATIONS = [
