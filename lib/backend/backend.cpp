@@ -6,98 +6,12 @@
 #include <string>
 #include <string_view>
 
+#include "backend/operation_checks.h"
 #include "base/numbers/checked.h"
 
 namespace scaletrain {
 
 namespace {
-
-// The checks of one descriptor: every failure is a BugError that names the operation and the operand.
-class Checker {
- public:
-  Checker(std::string_view operation, const Backend& backend)
-      : operation_(operation),
-        compute_(backend.compute_type()),
-        space_(backend.space()),
-        row_alignment_(backend.row_alignment()) {}
-
-  DType compute() const { return compute_; }
-  // Statistics, gradients of parameters and optimizer state: f32 or better under every compute type.
-  DType master() const { return accumulator_type(compute_); }
-
-  [[noreturn]] void fail(std::string_view operand, const std::string& problem) const {
-    detail::throw_bug(__FILE__, __LINE__, std::string(operation_) + "." + std::string(operand) + ": " + problem, {});
-  }
-
-  void require(std::string_view operand, bool condition, std::string_view expected) const {
-    if (!condition) fail(operand, "expected " + std::string(expected));
-  }
-
-  // An operand of no elements needs no memory. Any other lies where kernels read and write.
-  void present(std::string_view operand, const ConstView& view) const {
-    if (view.num_elements() == 0) return;
-    if (!view) fail(operand, "is required and absent");
-    if (view.space() != space_)
-      fail(operand, "is in " + std::string(to_text(view.space())) + " memory, expected " +
-                        std::string(to_text(space_)) + " memory");
-  }
-
-  void dtype(std::string_view operand, const ConstView& view, DType expected) const {
-    if (view.dtype() != expected)
-      fail(operand, "is " + std::string(to_text(view.dtype())) + ", expected " + std::string(to_text(expected)));
-  }
-
-  void dims(std::string_view operand, const ConstView& view, int expected) const {
-    if (view.shape().num_dims() != expected)
-      fail(operand, "has shape " + to_text(view.shape()) + ", expected " + std::to_string(expected) + " dims");
-  }
-
-  // A required operand of a known shape.
-  void operand(std::string_view name, const ConstView& view, DType type, const Shape& shape) const {
-    present(name, view);
-    dtype(name, view, type);
-    if (!(view.shape() == shape)) fail(name, "has shape " + to_text(view.shape()) + ", expected " + to_text(shape));
-  }
-
-  void optional(std::string_view name, const ConstView& view, DType type, const Shape& shape) const {
-    if (view) operand(name, view, type, shape);
-  }
-
-  // A required matrix whose extents the others are compared with.
-  void matrix(std::string_view name, const ConstView& view, DType type) const {
-    present(name, view);
-    dtype(name, view, type);
-    dims(name, view, 2);
-  }
-
-  // Whether a matrix has so many columns, but for what its rows may be padded by.
-  bool has_columns(const ConstView& matrix, std::int64_t columns) const {
-    return matrix.shape()[1] >= columns && matrix.shape()[1] <= round_up(columns, row_alignment_);
-  }
-
-  // Contiguous operands that must not share memory.
-  void disjoint(std::string_view name, const ConstView& output, std::initializer_list<ConstView> inputs) const {
-    const auto* first = static_cast<const std::byte*>(output.data());
-    if (first == nullptr) return;
-    const auto* last = first + output.num_bytes();
-    for (const ConstView& input : inputs) {
-      const auto* other = static_cast<const std::byte*>(input.data());
-      if (other == nullptr) continue;
-      if (other < last && first < other + input.num_bytes()) fail(name, "overlaps an input");
-    }
-  }
-
-  // The same, except that the output may be the very memory of `allowed`.
-  void disjoint_or_same(std::string_view name, const ConstView& output, const ConstView& allowed) const {
-    if (allowed.data() != output.data()) disjoint(name, output, {allowed});
-  }
-
- private:
-  std::string_view operation_;
-  DType compute_;
-  Space space_;
-  std::int64_t row_alignment_;
-};
 
 // Of logits, checked before, whose rows may be padded.
 std::int64_t check_classes(const Checker& check, const ConstView& logits, std::int64_t num_classes) {
@@ -130,17 +44,6 @@ void check_attention_shape(const Checker& check, const AttentionShape& shape, co
                 "the first query to see the first key");
   check.require("shape.num_keys", shape.num_keys > 0 || shape.batch * shape.num_queries == 0, "at least one key");
   check.optional("document_start", document_start, DType::i32, Shape{shape.batch, shape.num_queries});
-}
-
-// Of a buffer of `count` elements.
-template <class Span>
-void check_spans(const Checker& check, std::span<const Span> spans, std::int64_t count) {
-  std::int64_t end = 0;
-  for (const Span& span : spans) {
-    check.require("spans", span.first >= end && span.count >= 0, "ascending spans that do not overlap");
-    check.require("spans", span.count <= count && span.first <= count - span.count, "spans inside the buffer");
-    end = span.first + span.count;
-  }
 }
 
 // Positions belong to a position table: both or neither.
@@ -496,39 +399,6 @@ void check_operation(const Backend& backend, const SumsOfSquares& op) {
   check_spans(check, op.spans, op.values.shape()[0]);
   check.operand("results", op.results, DType::f64, Shape{narrow<std::int64_t>(op.spans.size())});
   check.disjoint("results", op.results, {op.values});
-}
-
-void check_operation(const Backend& backend, const AdamWStep& op) {
-  const Checker check("AdamWStep", backend);
-  check.dims("param", op.param, 1);
-  const Shape& shape = op.param.shape();
-  check.operand("param", op.param, check.master(), shape);
-  check.operand("first_moment", op.first_moment, check.master(), shape);
-  check.operand("second_moment", op.second_moment, check.master(), shape);
-  check.operand("gradient", op.gradient, check.master(), shape);
-  check.require("beta1", op.beta1 >= 0 && op.beta1 < 1, "a number in [0, 1)");
-  check.require("beta2", op.beta2 >= 0 && op.beta2 < 1, "a number in [0, 1)");
-  check.require("epsilon", op.epsilon >= 0, "a number of at least 0");
-  check.operand("step", op.step, DType::f64, Shape{num_step_scalars});
-  check.disjoint("param", op.param, {op.first_moment, op.second_moment, op.gradient});
-  check.disjoint("first_moment", op.first_moment, {op.second_moment, op.gradient});
-  check.disjoint("second_moment", op.second_moment, {op.gradient});
-  check.optional("compute_weights", op.compute_weights, check.compute(), shape);
-  check.disjoint("compute_weights", op.compute_weights, {op.param, op.first_moment, op.second_moment, op.gradient});
-  check_spans(check, op.spans, shape[0]);
-}
-
-void check_operation(const Backend& backend, const SgdStep& op) {
-  const Checker check("SgdStep", backend);
-  check.dims("param", op.param, 1);
-  const Shape& shape = op.param.shape();
-  check.operand("param", op.param, check.master(), shape);
-  check.operand("gradient", op.gradient, check.master(), shape);
-  check.operand("step", op.step, DType::f64, Shape{num_step_scalars});
-  check.disjoint("param", op.param, {op.gradient});
-  check.optional("compute_weights", op.compute_weights, check.compute(), shape);
-  check.disjoint("compute_weights", op.compute_weights, {op.param, op.gradient});
-  check_spans(check, op.spans, shape[0]);
 }
 
 }  // namespace

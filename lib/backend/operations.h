@@ -415,8 +415,10 @@ struct StepScalars {
   double bias_correction1 = 1;  // 1 - beta1^t
   double bias_correction2 = 1;  // 1 - beta2^t
   double skip = 0;              // non-zero: the update leaves everything as it is
+  double slow_beta = 0;         // AdEMAMix: decay of the slow mean at this update
+  double slow_weight = 0;       // AdEMAMix: its weight at this update
 };
-inline constexpr std::int64_t num_step_scalars = 5;
+inline constexpr std::int64_t num_step_scalars = 7;
 static_assert(sizeof(StepScalars) == num_step_scalars * sizeof(double));
 
 // A contiguous range of elements of a flat buffer with one weight decay and one factor on the learning rate.
@@ -435,17 +437,61 @@ struct AdamWStep {
   ConstView gradient;                       // [n]
   std::span<const UpdateSpan> spans;        // elements outside every span are padding and stay as they are
   double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
-  ConstView step;             // StepScalars, [5] f64
+  ConstView step;             // StepScalars, [7] f64
   View compute_weights = {};  // [n], optional, compute type: the updated params, rounded in the same pass
 };
 
-// p = p - lr·(g + decay·p), g = gradient · gradient_scale, lr as above.
+// How a step of SGD uses what it remembers, with d = g + decay·p and g, lr as above:
+//   none       p = p - lr·d
+//   classical  b = μ·b + d; p = p - lr·b             (PyTorch's SGD with dampening 0)
+//   nesterov   b = μ·b + d; p = p - lr·(d + μ·b)     (PyTorch's)
+//   scaled     b = μ·b + lr·d; p = p - b             (LARS, You et al. 2017: the rate is inside)
+enum class MomentumForm { none, classical, nesterov, scaled };
+
 struct SgdStep {
-  View param;
+  View param;  // [n]
   ConstView gradient;
   std::span<const UpdateSpan> spans;
-  ConstView step;             // StepScalars, [5] f64
+  ConstView step;             // StepScalars, [7] f64
   View compute_weights = {};  // as above
+  MomentumForm form = MomentumForm::none;
+  View momentum_buffer = {};  // b, [n]; empty with none
+  double momentum = 0;        // μ
+};
+
+// Lion (Chen et al. 2023), with g and lr as above:
+//   c = β1·m + (1-β1)·g; p = p - lr·(sign(c) + decay·p); m = β2·m + (1-β2)·g. The sign of 0 is 0.
+struct LionStep {
+  View param, momentum;  // [n]
+  ConstView gradient;    // [n]
+  std::span<const UpdateSpan> spans;
+  double beta1 = 0.9, beta2 = 0.95;
+  ConstView step;             // StepScalars, [7] f64
+  View compute_weights = {};  // as above
+};
+
+// AdEMAMix (Pagliardini et al. 2024): AdamW whose direction has a slow mean of the gradient too, with g and lr as
+// above, and β3 = slow_beta, α = slow_weight of the step:
+//   m1 = β1·m1 + (1-β1)·g; m2 = β3·m2 + (1-β3)·g; v = β2·v + (1-β2)·g²
+//   p = p - lr·((m1/(1-β1ᵗ) + α·m2) / (sqrt(v/(1-β2ᵗ)) + ε) + decay·p)
+struct AdemamixStep {
+  View param, first_moment, slow_moment, second_moment;  // [n]
+  ConstView gradient;                                    // [n]
+  std::span<const UpdateSpan> spans;
+  double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
+  ConstView step;             // StepScalars, [7] f64
+  View compute_weights = {};  // as above
+};
+
+// The moments of AdamW and its direction, in place of the gradient, for an optimizer that has yet to measure how long
+// it is (LAMB, You et al. 2020); params stay as they are:
+//   m, v as AdamWStep has them; gradient = m/(1-β1ᵗ) / (sqrt(v/(1-β2ᵗ)) + ε) + decay·p
+struct AdamDirection {
+  ConstView param;                             // [n]
+  View gradient, first_moment, second_moment;  // [n]
+  std::span<const UpdateSpan> spans;           // their factors on the rate are not used
+  double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
+  ConstView step;  // StepScalars, [7] f64
 };
 
 // Every operation. A new one joins here; it needs a check in backend.cpp and a kernel in the folder of each device, and
@@ -454,6 +500,6 @@ using Operation = std::variant<LinearForward, LinearBackwardInput, LinearBackwar
                                NormBackwardWeight, ActivationForward, ActivationBackward, RopeRotate, AttentionForward,
                                AttentionBackward, EmbeddingForward, EmbeddingBackward, CrossEntropy, SoftmaxStatistics,
                                CrossEntropyParts, Add, Scale, ScaleColumns, SoftCap, SoftCapBackward, Copy, Fill,
-                               SumsOfSquares, AdamWStep, SgdStep>;
+                               SumsOfSquares, AdamWStep, SgdStep, LionStep, AdemamixStep, AdamDirection>;
 
 }  // namespace scaletrain

@@ -34,7 +34,7 @@ enum class RecordKind { text, messages, prompt_completion };
 enum class InstructionLoss { answers, all };
 enum class DataCheck { changed, all };
 enum class BadRecordPolicy { fail, skip };
-enum class OptimizerKind { adamw, sgd };
+enum class OptimizerKind { adamw, sgd, lion, lamb, lars, ademamix };
 enum class LrScheduleKind { cosine, linear, constant, wsd };
 enum class RecomputeKind { none, selective, full };
 enum class OffloadKind { none, host };
@@ -199,6 +199,12 @@ struct OptimizerConfig {
   // host: masters and the optimizer's state lie in the host's memory and pass through the GPU at every update; changes
   // no bit of a run.
   OffloadKind offload = OffloadKind::none;
+  double momentum = 0.0;                      // sgd, lars
+  bool nesterov = false;                      // sgd
+  double trust_coefficient = 0.001;           // lars
+  double alpha = 5.0;                         // ademamix: weight of the slow mean
+  double beta3 = 0.9999;                      // ademamix: decay of the slow mean
+  std::optional<std::int64_t> slow_warmup{};  // ademamix: updates in which both grow; nothing: auto, the run's steps
 };
 
 struct LrScheduleConfig {

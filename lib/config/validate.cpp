@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <functional>
 #include <initializer_list>
 #include <limits>
 #include <optional>
@@ -12,6 +13,7 @@
 #include "base/text.h"
 #include "config/keys/keys.h"
 #include "config/keys/number_text.h"
+#include "config/optimizer_rules.h"
 #include "config/rule_scope.h"
 
 namespace scaletrain {
@@ -132,10 +134,15 @@ class Rules : private RuleScope {
   template <class Value, class Fallback>
   void refuse_idle(const std::string& path, Value&& value, const Fallback& fallback,
                    std::initializer_list<std::string> by, const std::string& reason) {
-    if (!is_given(path) || !are_fine({path}) || value == fallback) return;
+    refuse_idle_key(
+        path, value == fallback, [&] { value = fallback; }, by, reason);
+  }
+  void refuse_idle_key(const std::string& path, bool is_default, const std::function<void()>& reset,
+                       std::initializer_list<std::string> by, const std::string& reason) {
+    if (!is_given(path) || !are_fine({path}) || is_default) return;
     if (is_overruled(path, by)) {
       notices_.push_back(fmt::format("{}: the file's value is not used: {}", path, reason));
-      value = fallback;
+      reset();
     } else {
       refuse({path}, fmt::format("has no effect: {}; remove the key, or change {}", reason, *by.begin()));
     }
@@ -226,15 +233,17 @@ class Rules : private RuleScope {
                   "it is only for model.position rope; this one is learned");
   }
 
+  void check_optimizer() {
+    const std::string type = "train.optimizer.type";
+    if (!are_fine({type})) return;
+    for (const IdleOptimizerKey& key : idle_optimizer_keys(config_.train.optimizer))
+      refuse_idle_key(key.path, key.is_default, key.reset, {type}, key.reason);
+    for (const auto& [keys, reason] : optimizer_problems(config_.train.optimizer))
+      if (are_fine({keys[0], keys[1]})) refuse({keys[0], keys[1]}, reason);
+  }
+
   void check_idle_train_keys() {
-    OptimizerConfig& optimizer = config_.train.optimizer;
-    const OptimizerConfig fallback;
-    if (optimizer.type == OptimizerKind::sgd && are_fine({"train.optimizer.type"})) {
-      const std::string reason = "it is only for train.optimizer.type adamw; this one is sgd";
-      refuse_idle("train.optimizer.betas", std::tie(optimizer.beta1, optimizer.beta2),
-                  std::tuple(fallback.beta1, fallback.beta2), {"train.optimizer.type"}, reason);
-      refuse_idle("train.optimizer.epsilon", optimizer.epsilon, fallback.epsilon, {"train.optimizer.type"}, reason);
-    }
+    check_optimizer();
     LrScheduleConfig& schedule = config_.train.lr_schedule;
     if (schedule.type == LrScheduleKind::constant && are_fine({"train.lr_schedule.type"}))
       refuse_idle("train.lr_schedule.min_ratio", schedule.min_ratio, LrScheduleConfig().min_ratio,

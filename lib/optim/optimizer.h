@@ -1,13 +1,17 @@
 // The update of the parameters from their gradients. What an optimizer remembers per element lives in the states of the
-// parameter store, under the names that it declares here; what changes from step to step is in the step scalars.
+// parameter store, under the names that it declares here; what changes from step to step is in the step scalars. What
+// it needs of whole tensors (their norms) it sums over the ranks itself, and declares how many numbers that takes, so
+// that the plan foretells it.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 
 #include "backend/backend.h"
 #include "config/config.h"
+#include "parallel/param_table.h"
 #include "store/param_store.h"
 
 namespace scaletrain {
@@ -18,17 +22,25 @@ class Optimizer {
 
   // Per-element state, zero at the start: ParamStore::Options::state_names, and the names in a checkpoint.
   virtual std::span<const std::string> state_names() const = 0;
+  // Numbers (f64) that step() sums over all ranks (sum_over_world), once: 0 where each element is updated by itself.
+  virtual std::int64_t num_summed(const ParamTable&) const { return 0; }
 
-  // Allocates what a step needs, which the first one does otherwise.
-  virtual void prepare(Backend& backend) = 0;
+  // Allocates what a step needs, which the first one does otherwise. The store must outlive the steps.
+  virtual void prepare(Backend& backend, const ParamStore& store) = 0;
   // Updates every range of the store, which must have been made with these state names, and then tells it, so that
   // cached compute forms are dropped and replicas gather each other's pieces: no unit may be acquired. With step.skip
-  // nothing changes. The stream must have run what the call before has issued. One thread at a time.
+  // nothing changes of parameters and states. Gradients are the optimizer's from here on: it may write into them. The
+  // stream must have run what the call before has issued. One thread at a time; all ranks make the same calls.
   virtual void step(Backend& backend, Stream& stream, ParamStore& store, const StepScalars& step) = 0;
 };
 
-// adamw: states "exp_avg", "exp_avg_sq" (the names of PyTorch's state). sgd: no states. Weight decay is on the
-// parameters that the table says decay.
+// Weight decay is on the parameters that the table says decay. States have the names of PyTorch's where it has them:
+//   adamw     exp_avg, exp_avg_sq
+//   sgd       momentum_buffer; none where the momentum is 0
+//   lion      exp_avg
+//   lamb      exp_avg, exp_avg_sq
+//   lars      momentum_buffer; none where the momentum is 0
+//   ademamix  exp_avg, exp_avg_slow, exp_avg_sq
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config);
 
 }  // namespace scaletrain

@@ -67,6 +67,8 @@ StepOutcome make_step_scalars(const StepMeasurements& measured, const StepSettin
 
   StepScalars& block = outcome.block;
   block.learning_rate = settings.learning_rate;
+  block.slow_beta = settings.slow.beta;
+  block.slow_weight = settings.slow.weight;
   const auto update = static_cast<double>(settings.update);
   block.bias_correction1 = 1.0 - std::pow(settings.beta1, update);
   block.bias_correction2 = 1.0 - std::pow(settings.beta2, update);

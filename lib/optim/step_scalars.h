@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "backend/operations.h"
+#include "optim/slow_mean.h"
 
 namespace scaletrain {
 
@@ -27,6 +28,7 @@ struct StepSettings {
   std::optional<double> clip_norm;  // nothing: no clipping
   double beta1 = 0.9;
   double beta2 = 0.95;
+  SlowMean slow{};          // of AdEMAMix at this update
   std::int64_t update = 1;  // number of this update among those made: a skipped step leaves it for the next one
   std::optional<double> loss_limit{};  // a step whose loss is above it is skipped; nothing: none is
   double loss_scale = 1;               // that micro-batches back-propagate with, times the plan's constant

@@ -5,7 +5,7 @@
 namespace scaletrain {
 
 std::vector<UpdateSpan> update_spans(const ShardLayout& layout, const ParamTable& table, const FlatRange& range,
-                                     double weight_decay) {
+                                     double weight_decay, std::span<const double> factors) {
   std::vector<UpdateSpan> out;
   for (const ParamSpan& span : layout.spans()) {
     if (span.buffer != range.buffer) continue;
@@ -14,14 +14,14 @@ std::vector<UpdateSpan> update_spans(const ShardLayout& layout, const ParamTable
     if (begin >= end) continue;
     const Parameter& parameter = table.parameters()[static_cast<std::size_t>(span.parameter)];
     const double decay = parameter.decays ? weight_decay : 0.0;
-    if (!out.empty() && out.back().weight_decay == decay && out.back().rate_factor == parameter.rate_factor &&
+    const double factor = factors.empty() ? 1.0 : factors[static_cast<std::size_t>(span.parameter)];
+    const double rate_factor = parameter.rate_factor * factor;
+    if (!out.empty() && out.back().weight_decay == decay && out.back().rate_factor == rate_factor &&
         out.back().first + out.back().count == begin - range.first) {
       out.back().count += end - begin;
     } else {
-      out.push_back({.first = begin - range.first,
-                     .count = end - begin,
-                     .weight_decay = decay,
-                     .rate_factor = parameter.rate_factor});
+      out.push_back(
+          {.first = begin - range.first, .count = end - begin, .weight_decay = decay, .rate_factor = rate_factor});
     }
   }
   return out;

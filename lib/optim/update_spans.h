@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "backend/operations.h"
@@ -18,8 +19,9 @@ struct FlatRange {
 };
 
 // Ascending spans with offsets relative to range.first: weight_decay where the table says that the parameter decays, 0
-// where not, and the parameter's factor on the learning rate. Padding is in none of them.
+// where not, and the parameter's factor on the learning rate, times factors[its index in the table] where there are
+// any. Padding is in none of them.
 std::vector<UpdateSpan> update_spans(const ShardLayout& layout, const ParamTable& table, const FlatRange& range,
-                                     double weight_decay);
+                                     double weight_decay, std::span<const double> factors = {});
 
 }  // namespace scaletrain

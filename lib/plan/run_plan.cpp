@@ -316,6 +316,7 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
   phase.ranks_per_host = config.launch.ranks_per_node.value_or(common_host);
   const auto optimizer = make_optimizer(config.train.optimizer);
   phase.optimizer_states.assign(optimizer->state_names().begin(), optimizer->state_names().end());
+  phase.numbers_per_update = optimizer->num_summed(phase.table);
   phase.offload = config.train.optimizer.offload == OffloadKind::host;
   phase.background_saves = config.checkpoint.background;
   phase.loss_gradient = 1.0 / static_cast<double>(checked_mul(config.train.global_batch, config.model.context));

@@ -81,6 +81,7 @@ struct PhasePlan {
   AttentionWorkspace attention_workspace;
   std::function<std::size_t(const Shape& weight)> packed_bytes;  // as the store's option
   std::vector<std::string> optimizer_states;                     // per-element state, by name
+  std::int64_t numbers_per_update = 0;                           // that the optimizer sums over all ranks, of its own
   bool offload = false;                                          // masters and that state lie in the host's memory
   bool background_saves = false;
   RecomputeKind recompute = RecomputeKind::none;

@@ -95,6 +95,12 @@ double next_learning_rate(const Config& config, const RunState& state) {
   return decayed_rate(schedule, peak, static_cast<double>(before + batch - warm) / static_cast<double>(end - warm));
 }
 
+std::int64_t slow_warmup(const Config& config, const RunState& state) {
+  const OptimizerConfig& optimizer = config.train.optimizer;
+  if (optimizer.type != OptimizerKind::ademamix) return 0;
+  return optimizer.slow_warmup ? *optimizer.slow_warmup : last_step(config, state);
+}
+
 std::string length_key(const Config& config) {
   return config.train.length_key();
 }

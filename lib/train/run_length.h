@@ -44,6 +44,9 @@ void check_warmup(const Config& config, const RunState& state);
 // Of the update that follows `state`, whose warm-up is settled.
 double next_learning_rate(const Config& config, const RunState& state);
 
+// Updates in which AdEMAMix's slow mean grows to what it is: what the config names, else the run's steps.
+std::int64_t slow_warmup(const Config& config, const RunState& state);
+
 // TrainConfig::length_key().
 std::string length_key(const Config& config);
 

@@ -182,6 +182,7 @@ std::optional<StepRunner::Votes> Trainer::Impl::train_step() {
        .clip_norm = config.train.clip_norm,
        .beta1 = optimizer.beta1,
        .beta2 = optimizer.beta2,
+       .slow = slow_mean_at(optimizer, state.updates + 1, slow_warmup(config, state)),
        .update = state.updates + 1,
        .loss_limit = level && policy->action != SpikeAction::warn ? std::optional(level->limit) : std::nullopt,
        .loss_scale = loss_scale_of(config.precision, state.loss_scale),

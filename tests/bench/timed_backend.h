@@ -46,7 +46,10 @@ inline constexpr std::array<std::string_view, std::variant_size_v<Operation>> op
     "fill",
     "sum of squares",
     "adamw",
-    "sgd"};
+    "sgd",
+    "lion",
+    "ademamix",
+    "adam direction"};
 
 // What the calls of an operation took together; products apart by their shapes.
 struct OperationTime {
@@ -99,6 +102,9 @@ class TimedBackend final : public ForwardingBackend {
   Purpose purpose_of(const SumsOfSquares&) const { return Purpose::update; }
   Purpose purpose_of(const AdamWStep&) const { return Purpose::update; }
   Purpose purpose_of(const SgdStep&) const { return Purpose::update; }
+  Purpose purpose_of(const LionStep&) const { return Purpose::update; }
+  Purpose purpose_of(const AdemamixStep&) const { return Purpose::update; }
+  Purpose purpose_of(const AdamDirection&) const { return Purpose::update; }
 
   // "linear forward 3904 x 768 -> 50257".
   static std::string label_of(const Operation& op) {

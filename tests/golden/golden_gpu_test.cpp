@@ -8,6 +8,7 @@
 #include "golden_frozen.h"
 #include "golden_lora.h"
 #include "golden_models.h"
+#include "golden_optimizers.h"
 #include "support/cuda/gpu_under_test.h"
 
 namespace scaletrain {
@@ -38,6 +39,17 @@ TEST_CASE("golden_twenty_adamw_steps_with_frozen_parameters_agree_with_pytorch_o
   for (const std::string& model : models_with_frozen) {
     CAPTURE(model);
     check_training(model, make_gpu(DType::f32), in_f32, with_frozen);
+  }
+}
+
+TEST_CASE("golden_twenty_steps_of_every_optimizer_agree_with_pytorch_and_the_papers_on_a_gpu") {
+  if (is_gpu_missing()) return;
+  for (const std::string& model : models_with_optimizers) {
+    for (const GoldenCase& of : golden_optimizers) {
+      CAPTURE(model);
+      CAPTURE(of.prefix);
+      check_training(model, make_gpu(DType::f32), in_f32, of);
+    }
   }
 }
 

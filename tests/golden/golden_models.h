@@ -58,6 +58,7 @@ class Expected {
     reader_.read_at(entry->offset, std::as_writable_bytes(std::span(out)));
     return out;
   }
+  bool has_number(const std::string& name) const { return header_.metadata.contains(name); }
   double number(const std::string& name) const {
     const std::string text = header_.metadata.at(name);
     double value = 0;
@@ -80,6 +81,8 @@ struct GoldenCase {
   std::string file = "expected.safetensors";
   std::vector<std::string> freeze{};
   std::optional<LoraConfig> lora{};  // its adapters begin as the file has them
+  OptimizerKind optimizer = OptimizerKind::adamw;
+  std::string prefix{};  // of the steps' names in the file
 };
 
 inline ModelSpec spec_of_case(const HuggingFaceModel& source, const GoldenCase& of) {
@@ -207,6 +210,30 @@ inline void check_loss_and_gradients(Golden&& golden, const Tolerances& toleranc
   }
 }
 
+// As the file has it.
+inline OptimizerConfig golden_optimizer(const Expected& expected, const GoldenCase& of) {
+  OptimizerConfig config{.type = of.optimizer};
+  const auto read = [&](const char* key, double& value) {
+    if (expected.has_number(of.prefix + key)) value = expected.number(of.prefix + key);
+  };
+  read("learning_rate", config.learning_rate);
+  read("beta1", config.beta1);
+  read("beta2", config.beta2);
+  read("epsilon", config.epsilon);
+  read("weight_decay", config.weight_decay);
+  read("momentum", config.momentum);
+  read("trust_coefficient", config.trust_coefficient);
+  read("alpha", config.alpha);
+  read("beta3", config.beta3);
+  double nesterov = 0;
+  read("nesterov", nesterov);
+  config.nesterov = nesterov != 0;
+  double slow_warmup = 0;
+  read("slow_warmup", slow_warmup);
+  config.slow_warmup = static_cast<std::int64_t>(slow_warmup);
+  return config;
+}
+
 // How far each step's loss and norm were from float64, relative.
 struct Course {
   std::vector<double> losses;
@@ -216,25 +243,22 @@ struct Course {
 inline Course train_twenty_steps(const std::string& name, std::unique_ptr<Backend> backend, double loss_scale = 1.0,
                                  const GoldenCase& of = {}) {
   Course course;
-  Golden golden(name, std::move(backend), {"exp_avg", "exp_avg_sq"}, of);
+  const OptimizerConfig config = golden_optimizer(Expected(golden_folder(name) / of.file), of);
+  const auto optimizer = make_optimizer(config);
+  const auto states = optimizer->state_names();
+  Golden golden(name, std::move(backend), {states.begin(), states.end()}, of);
   ModelRunner& runner = golden.runner;
-  const auto number = [&](const char* key) { return golden.expected.number(key); };
-  OptimizerConfig config;
-  config.learning_rate = number("learning_rate");
-  config.beta1 = number("beta1");
-  config.beta2 = number("beta2");
-  config.epsilon = number("epsilon");
-  config.weight_decay = number("weight_decay");
+  const auto number = [&](const char* key) { return golden.expected.number(of.prefix + key); };
   const LrScheduleConfig schedule{.type = LrScheduleKind::cosine,
                                   .warmup = static_cast<std::int64_t>(number("warmup")),
                                   .min_ratio = number("min_ratio")};
-  const auto optimizer = make_optimizer(config);
-  const auto losses = golden.expected.values<double>("losses");
-  const auto norms = golden.expected.values<double>("grad_norms");
-  const auto rates = golden.expected.values<double>("learning_rates");
+  const auto losses = golden.expected.values<double>(of.prefix + "losses");
+  const auto norms = golden.expected.values<double>(of.prefix + "grad_norms");
+  const auto rates = golden.expected.values<double>(of.prefix + "learning_rates");
   REQUIRE(losses.size() == num_steps);
   // Micro-batches do not know how many of the batch's tokens are unmasked.
   const double micro_scale = loss_scale / static_cast<double>(batch_shape.rows());
+  const std::int64_t slow_warmup = config.slow_warmup.value_or(0);
   int num_clipped = 0;
   for (std::int64_t step = 0; step < num_steps; ++step) {
     CAPTURE(step);
@@ -254,6 +278,7 @@ inline Course train_twenty_steps(const std::string& name, std::unique_ptr<Backen
                                                              .clip_norm = number("clip_norm"),
                                                              .beta1 = config.beta1,
                                                              .beta2 = config.beta2,
+                                                             .slow = slow_mean_at(config, step + 1, slow_warmup),
                                                              .update = step + 1});
     optimizer->step(*runner.backend, *runner.stream, runner.store, outcome.block);
     runner.stream->synchronize();

@@ -8,6 +8,7 @@
 
 #include "checkpoint/load.h"
 #include "checkpoint/save/save.h"
+#include "support/models/optimizer_kinds.h"
 #include "support/models/tiny_model.h"
 #include "support/ranks/rank_trainer.h"
 #include "support/ranks/test_layout.h"
@@ -201,4 +202,32 @@ TEST_CASE("every_layout_continues_what_another_saved_of_a_gemma_and_back") {
 TEST_CASE("every_layout_continues_what_another_saved_in_halves_and_back") {
   check_pairs({.backend = TestBackend::cpu_bf16, .tolerance = 5e-3}, Pairs::next);
   check_pairs({.llama = true, .tied = false, .backend = TestBackend::cpu_f16, .tolerance = 5e-3}, Pairs::next);
+}
+
+// The state of every optimizer: to the bit on the same layout, and within the tolerance on another.
+TEST_CASE("every_optimizer_goes_on_to_the_bit_and_on_another_layout_too") {
+  const TestLayout here{"data 2, tensor 2, zero 2", 2, 2, 1, 2};
+  const TestLayout there{"data 2, pipeline 2, zb-h1, zero 3", 2, 1, 2, 3, ScheduleKind::zb_h1};
+  for (const NamedOptimizer& named : optimizers_beside_adamw()) {
+    CAPTURE(named.name);
+    const TempFolder folder;
+    Config config = config_of(here, {});
+    config.train.optimizer = named.config;
+    const LayoutOutcome undisturbed =
+        run_layout({.config = config, .backend = TestBackend::cpu, .steps = 2 * steps_per_leg});
+    REQUIRE(undisturbed.problem == "");
+    const LegResult start = train_leg(config, TestBackend::cpu, {.from = {}, .to = folder / "start"});
+    CHECK(start.problem == "");
+    CHECK(start.losses == part_of(undisturbed.losses, 0));
+    const LegResult resumed = train_leg(config, TestBackend::cpu, {.from = start.saved, .to = {}});
+    CHECK(resumed.problem == "");
+    CHECK(resumed.losses == part_of(undisturbed.losses, 1));
+    CHECK(resumed.masters == undisturbed.parameters);
+    Config other = config_of(there, {});
+    other.train.optimizer = named.config;
+    const LegResult moved = train_leg(other, TestBackend::cpu, {.from = start.saved, .to = {}});
+    CHECK(moved.problem == "");
+    CHECK(moved.loaded == start.masters);
+    CHECK(largest_relative(moved.losses, part_of(undisturbed.losses, 1)) <= Kind().tolerance);
+  }
 }

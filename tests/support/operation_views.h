@@ -50,7 +50,12 @@ class OperandVisitor {
   void enter(AdamWStep& op) const {
     reach_all(op.param, op.first_moment, op.second_moment, op.gradient, op.step, op.compute_weights);
   }
-  void enter(SgdStep& op) const { reach_all(op.param, op.gradient, op.step, op.compute_weights); }
+  void enter(SgdStep& op) const { reach_all(op.param, op.gradient, op.step, op.compute_weights, op.momentum_buffer); }
+  void enter(LionStep& op) const { reach_all(op.param, op.momentum, op.gradient, op.step, op.compute_weights); }
+  void enter(AdemamixStep& op) const {
+    reach_all(op.param, op.first_moment, op.slow_moment, op.second_moment, op.gradient, op.step, op.compute_weights);
+  }
+  void enter(AdamDirection& op) const { reach_all(op.param, op.gradient, op.first_moment, op.second_moment, op.step); }
 
  private:
   void reach(View& view) const { visit_(view); }

@@ -15,6 +15,7 @@
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/linear_tiles.h"
 #include "backend/cpu/matmul.h"
+#include "backend/cpu/optimizer_steps.h"
 #include "backend/cpu/sgemm.h"
 #include "backend/cpu/thread_pool.h"
 #include "backend/host_backend.h"
@@ -52,11 +53,6 @@ bool has_panels(DType compute) {
 template <class S>
 const S* elements_or_null(const ConstView& view) {
   return view ? view.as<S>() : nullptr;
-}
-
-template <class T>
-T* offset_or_null(T* data, std::int64_t offset) {
-  return data ? data + offset : nullptr;
 }
 
 template <class S>
@@ -448,49 +444,6 @@ void compute(Device<S>& device, const SumsOfSquares& op) {
     sum(op.values.as<S>(), device.kernels.sum_of_squares);
   else
     sum(op.values.as<float>(), device.all.f32.sum_of_squares);
-}
-
-template <class S>
-void compute(Device<S>& device, const AdamWStep& op) {
-  const StepScalars step = step_scalars_at(op.step);
-  if (step.skip != 0) return;
-  AdamWScalars scalars{.beta1 = static_cast<float>(op.beta1),
-                       .one_minus_beta1 = static_cast<float>(1.0 - op.beta1),
-                       .beta2 = static_cast<float>(op.beta2),
-                       .one_minus_beta2 = static_cast<float>(1.0 - op.beta2),
-                       .gradient_scale = static_cast<float>(step.gradient_scale),
-                       .inverse_correction1 = static_cast<float>(1.0 / step.bias_correction1),
-                       .inverse_correction2 = static_cast<float>(1.0 / step.bias_correction2),
-                       .epsilon = static_cast<float>(op.epsilon),
-                       .learning_rate = 0.0F,
-                       .weight_decay = 0.0F};
-  S* const compute_weights = op.compute_weights ? op.compute_weights.as<S>() : nullptr;
-  for (const UpdateSpan& span : op.spans) {
-    scalars.learning_rate = static_cast<float>(step.learning_rate * span.rate_factor);
-    scalars.weight_decay = static_cast<float>(span.weight_decay);
-    device.for_pieces(span.count, piece_elements, [&](std::int64_t piece, std::int64_t count) {
-      const std::int64_t first = span.first + piece;
-      device.kernels.adamw(op.param.as<float>() + first, op.first_moment.as<float>() + first,
-                           op.second_moment.as<float>() + first, op.gradient.as<float>() + first,
-                           offset_or_null(compute_weights, first), static_cast<std::size_t>(count), scalars);
-    });
-  }
-}
-
-template <class S>
-void compute(Device<S>& device, const SgdStep& op) {
-  const StepScalars step = step_scalars_at(op.step);
-  if (step.skip != 0) return;
-  S* const compute_weights = op.compute_weights ? op.compute_weights.as<S>() : nullptr;
-  for (const UpdateSpan& span : op.spans) {
-    device.for_pieces(span.count, piece_elements, [&](std::int64_t piece, std::int64_t count) {
-      const std::int64_t first = span.first + piece;
-      device.kernels.sgd(
-          op.param.as<float>() + first, op.gradient.as<float>() + first, offset_or_null(compute_weights, first),
-          static_cast<std::size_t>(count), static_cast<float>(step.gradient_scale),
-          static_cast<float>(step.learning_rate * span.rate_factor), static_cast<float>(span.weight_decay));
-    });
-  }
 }
 
 template <class S>

@@ -21,6 +21,11 @@ inline constexpr std::int64_t piece_elements = 32768;
 inline constexpr std::int64_t partial_sums = 4096;
 inline constexpr std::size_t partial_bytes = partial_sums * sizeof(double);
 
+template <class T>
+T* offset_or_null(T* data, std::int64_t offset) {
+  return data ? data + offset : nullptr;
+}
+
 template <class S>
 struct Device {
   const Kernels& all;

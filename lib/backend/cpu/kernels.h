@@ -107,6 +107,25 @@ struct AdamWScalars {
   float epsilon;
   float learning_rate;
   float weight_decay;
+  // Of AdEMAMix alone.
+  float slow_beta = 0.0F, one_minus_slow_beta = 0.0F, slow_weight = 0.0F;
+};
+
+// b = momentum·b + into_buffer·d, p = p - (of_direction·d + of_buffer·b), d = g·gradient_scale + weight_decay·p: what
+// every form of momentum is.
+struct MomentumScalars {
+  float gradient_scale;
+  float weight_decay;
+  float momentum;
+  float into_buffer;
+  float of_direction, of_buffer;
+};
+
+struct LionScalars {
+  float beta1, one_minus_beta1, beta2, one_minus_beta2;
+  float gradient_scale;
+  float learning_rate;
+  float weight_decay;
 };
 
 template <class S>
@@ -160,6 +179,15 @@ struct TypedKernels {
                 size_t count, const AdamWScalars& scalars);
   void (*sgd)(float* param, const float* gradient, S* compute_weights, size_t count, float gradient_scale,
               float learning_rate, float weight_decay);
+  void (*sgd_with_momentum)(float* param, float* buffer, const float* gradient, S* compute_weights, size_t count,
+                            const MomentumScalars& scalars);
+  void (*lion)(float* param, float* momentum, const float* gradient, S* compute_weights, size_t count,
+               const LionScalars& scalars);
+  void (*ademamix)(float* param, float* first_moment, float* slow_moment, float* second_moment, const float* gradient,
+                   S* compute_weights, size_t count, const AdamWScalars& scalars);
+  // The gradient becomes the direction.
+  void (*adam_direction)(const float* param, float* gradient, float* first_moment, float* second_moment, size_t count,
+                         const AdamWScalars& scalars);
 };
 
 struct Kernels {

@@ -42,7 +42,12 @@ constexpr Names<InstructionLoss, 2> kInstructionLosses = {
 constexpr Names<DataCheck, 2> kDataChecks = {{{DataCheck::changed, "changed"}, {DataCheck::all, "all"}}};
 constexpr Names<BadRecordPolicy, 2> kBadRecordPolicies = {
     {{BadRecordPolicy::fail, "fail"}, {BadRecordPolicy::skip, "skip"}}};
-constexpr Names<OptimizerKind, 2> kOptimizers = {{{OptimizerKind::adamw, "adamw"}, {OptimizerKind::sgd, "sgd"}}};
+constexpr Names<OptimizerKind, 6> kOptimizers = {{{OptimizerKind::adamw, "adamw"},
+                                                  {OptimizerKind::sgd, "sgd"},
+                                                  {OptimizerKind::lion, "lion"},
+                                                  {OptimizerKind::lamb, "lamb"},
+                                                  {OptimizerKind::lars, "lars"},
+                                                  {OptimizerKind::ademamix, "ademamix"}}};
 constexpr Names<LrScheduleKind, 4> kLrSchedules = {{{LrScheduleKind::cosine, "cosine"},
                                                     {LrScheduleKind::linear, "linear"},
                                                     {LrScheduleKind::constant, "constant"},

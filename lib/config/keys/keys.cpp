@@ -25,7 +25,8 @@ Key<Config> betas_row() {
               "list of two numbers",
               "",
               write(Config()),
-              "Decay of the running means of the gradient and of its square (AdamW).",
+              "Decay of the running means of the gradient and of its square (AdamW, LAMB, AdEMAMix); of Lion, of the "
+              "mean that it steps by and of the one that it keeps.",
               with_notice};
   key.read = [](const YamlNode& node, const std::string& path, Config& config, ReadContext& context) {
     if (node.kind != YamlNode::Kind::list || node.items.size() != 2)
@@ -130,12 +131,32 @@ void add_train(KeyTable<Config>& table) {
   table.push_back(top({"train.optimizer.learning_rate", "", "The highest learning rate, after warm-up.", with_notice},
                       NumberCodec{0.0, 1e6}, FIELD(train.optimizer.learning_rate)));
   table.push_back(betas_row());
+  table.push_back(top({"train.optimizer.epsilon", "",
+                       "Added to the root of the squared gradient's mean (AdamW, LAMB, AdEMAMix).", with_notice},
+                      positive(1.0), FIELD(train.optimizer.epsilon)));
   table.push_back(
-      top({"train.optimizer.epsilon", "", "Added to the root of the squared gradient's mean (AdamW).", with_notice},
-          positive(1.0), FIELD(train.optimizer.epsilon)));
-  table.push_back(
-      top({"train.optimizer.weight_decay", "", "Decoupled decay of matrices; not of biases and norms.", with_notice},
-          NumberCodec{0.0, 1e3}, FIELD(train.optimizer.weight_decay)));
+      top({"train.optimizer.momentum", "",
+           "Part of the last step's direction that is kept (SGD, LARS); 0: none, and no memory for it.", never},
+          NumberCodec{0.0, 1.0, Bounds::open_above}, FIELD(train.optimizer.momentum)));
+  table.push_back(top({"train.optimizer.nesterov", "", "Nesterov's momentum (SGD).", with_notice}, BoolCodec(),
+                      FIELD(train.optimizer.nesterov)));
+  table.push_back(top({"train.optimizer.trust_coefficient", "",
+                       "Step of a tensor as a part of its norm, for each 1 of the learning rate (LARS).", with_notice},
+                      positive(1e3), FIELD(train.optimizer.trust_coefficient)));
+  table.push_back(top({"train.optimizer.alpha", "", "Weight of the slow mean of the gradient (AdEMAMix).", with_notice},
+                      NumberCodec{0.0, 1e3}, FIELD(train.optimizer.alpha)));
+  table.push_back(top({"train.optimizer.beta3", "", "Decay of the slow mean of the gradient (AdEMAMix).", with_notice},
+                      NumberCodec{0.0, 1.0, Bounds::open_above}, FIELD(train.optimizer.beta3)));
+  table.push_back(top({"train.optimizer.slow_warmup", "steps",
+                       "Steps in which the slow mean's weight grows from 0 and its decay from the first of betas "
+                       "(AdEMAMix); auto: the run's.",
+                       with_notice},
+                      optional(at_least(0), "auto"), FIELD(train.optimizer.slow_warmup)));
+  table.push_back(top({"train.optimizer.weight_decay", "",
+                       "Decay of matrices, not of biases and norms: decoupled, with SGD and LARS a part of the "
+                       "gradient.",
+                       with_notice},
+                      NumberCodec{0.0, 1e3}, FIELD(train.optimizer.weight_decay)));
   table.push_back(
       top({"train.optimizer.offload", "",
            "Where masters and the optimizer's state lie; host: in the host's memory, for what a GPU has no room for."},

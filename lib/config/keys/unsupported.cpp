@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::array<UnsupportedValue, 7> kTable = {{
     {"model.dropout", "above 0", [](const Config& c) { return c.model.dropout > 0; }, "0"},
-    {"train.optimizer.type", "lion | lamb | lars | muon | adafactor", nullptr, "adamw or sgd"},
+    {"train.optimizer.type", "muon | adafactor", nullptr, "adamw, sgd, lion, lamb, lars or ademamix"},
     {"train.lr_schedule.type", "wsd", [](const Config& c) { return c.train.lr_schedule.type == LrScheduleKind::wsd; },
      "cosine, linear or constant"},
     {"train.label_smoothing", "above 0", [](const Config& c) { return c.train.label_smoothing > 0; }, "0"},
@@ -29,12 +29,11 @@ constexpr std::array<UnsupportedValue, 7> kTable = {{
      "fp32 or bf16"},
 }};
 
-constexpr std::array<UnsupportedKey, 8> kKeys = {{
+constexpr std::array<UnsupportedKey, 7> kKeys = {{
     {"model.experts", "a mixture of experts",
      "expert | experts | num_experts | num_local_experts | num_experts_per_tok | moe"},
     {"parallel.expert", "expert parallelism", "expert_parallel | expert_model_parallel_size | ep"},
     {"parallel.context", "context parallelism", "context_parallel | context_parallel_size | cp"},
-    {"train.optimizer.momentum", "momentum of SGD", "momentum | nesterov"},
     {"finetune.unfreeze", "parameters that are frozen until a step", "unfreeze | gradual_unfreezing"},
     {"log.report", "an HTML report of the run", "html_report"},
     {"log.wandb", "logging to Weights & Biases", "wandb"},

@@ -205,6 +205,7 @@ class StepWalk {
         for (const std::int64_t chunk : chunks_to_reduce_) store_.finish_gradients(units_of(chunk), declared_);
         chunks_to_reduce_.clear();
         declare(world_sum_calls(plan_.group_facts(), numbers_per_step));
+        if (plan_.numbers_per_update > 0) declare(world_sum_calls(plan_.group_facts(), plan_.numbers_per_update));
         return store_.updated(declared_);
     }
     SCALETRAIN_CHECK(false && "no instruction");

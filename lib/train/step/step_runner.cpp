@@ -50,7 +50,7 @@ StepRunner::StepRunner(const Parts& parts)
       squares_(parts.backend, parts.store),
       executor_(executor_parts(parts)),
       training_(executor_.order_of(parts.plan.schedule(parts.rank))) {
-  parts_.optimizer.prepare(parts_.backend);
+  parts_.optimizer.prepare(parts_.backend, parts_.store);
 }
 
 StepRunner::Result StepRunner::step(MicroBatchSource& source, const StepSettings& settings, const AskVotes& votes,

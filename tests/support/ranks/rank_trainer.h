@@ -194,6 +194,7 @@ class RankTrainer {
          .clip_norm = config_.train.clip_norm,
          .beta1 = optimizer.beta1,
          .beta2 = optimizer.beta2,
+         .slow = slow_mean_at(optimizer, updates_ + 1, optimizer.slow_warmup.value_or(plan_.num_steps)),
          .update = updates_ + 1,
          .loss_scale = config_.precision.loss_scale.value_or(1.0)},
         {}, before_update);

@@ -33,6 +33,10 @@ std::vector<Case> fill_cases();
 std::vector<Case> sums_of_squares_cases();
 std::vector<Case> adamw_cases();
 std::vector<Case> sgd_cases();
+std::vector<Case> momentum_cases();
+std::vector<Case> lion_cases();
+std::vector<Case> ademamix_cases();
+std::vector<Case> adam_direction_cases();
 
 struct CasesOfOperation {
   const char* name;
@@ -47,5 +51,7 @@ struct Extent {
   std::int64_t columns = 0;
 };
 std::vector<Extent> row_extents();
+// For what works on elements.
+std::vector<std::int64_t> lengths();
 
 }  // namespace scaletrain::parity

@@ -1,4 +1,4 @@
-// The loss, elementwise operations and optimizer steps.
+// The loss and elementwise operations.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -15,12 +15,12 @@ std::string name_of(const Extent& e) {
   return std::to_string(e.rows) + "x" + std::to_string(e.columns);
 }
 
+}  // namespace
+
 std::vector<std::int64_t> lengths() {
   return {1,   2,   3,   4,   5,   7,   8,   9,   11,  13,  15,  16,   17,   31,   32,   33,   61,   63,   64,    65,
           101, 127, 128, 129, 255, 256, 257, 509, 511, 512, 513, 1009, 1023, 1024, 1025, 4095, 4097, 5003, 16385, 0};
 }
-
-}  // namespace
 
 std::vector<Case> cross_entropy_cases() {
   struct Operands {
@@ -302,140 +302,6 @@ std::vector<Case> sums_of_squares_cases() {
       return std::vector<Output>{{"results", results, Kind::master}};
     };
     c.scales = {Values(spans->size(), 0.0)};
-    cases.push_back(c);
-  }
-  return cases;
-}
-
-namespace {
-
-struct StepOperands {
-  std::int64_t count = 0;
-  Values param, gradient, first_moment, second_moment;
-  std::vector<UpdateSpan> spans;
-  StepScalars step;
-  double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
-  bool with_compute_weights = false;
-};
-
-// Spans with padding before, between and after them, and two that touch.
-std::shared_ptr<const StepOperands> step_operands(std::size_t index, std::int64_t n) {
-  const std::string key = "step" + std::to_string(index);
-  auto o = std::make_shared<StepOperands>();
-  o->count = n;
-  o->param = normal(key + "param", n);
-  o->gradient = normal(key + "gradient", n, 0.0, 20.0);
-  o->first_moment = normal(key + "first", n);
-  o->second_moment = rounded_to_float(map(normal(key + "second", n), square));
-  const std::int64_t a = n / 7;
-  const std::int64_t b = n / 2;
-  const std::int64_t d = n - n / 5;
-  o->spans = {{a, b - a, 0.1}, {b, (d - b) / 2, 0.0, 3.0}, {d - (d - b) / 3, (d - b) / 3, 0.5, 0.3}};
-  if (index % 4 == 0) o->spans = {{0, n, 0.1}};
-  if (n > 0 && index % 9 == 5) o->spans.clear();
-  // A learning rate as large as the parameters, so that an error of the direction is not lost in them.
-  o->step = {.learning_rate = 0.5,
-             .gradient_scale = 0.05,
-             .bias_correction1 = 1.0 - std::pow(0.9, static_cast<double>(index + 1)),
-             .bias_correction2 = 1.0 - std::pow(0.95, static_cast<double>(index + 1)),
-             .skip = index % 11 == 3 ? 1.0 : 0.0};
-  if (index % 2 == 1) o->epsilon = 0.1;
-  o->with_compute_weights = index % 3 != 0;
-  return o;
-}
-
-// The span where an element is updated, null where it is not.
-std::vector<const UpdateSpan*> spans_by_element(const StepOperands& o) {
-  std::vector<const UpdateSpan*> result(static_cast<std::size_t>(o.count), nullptr);
-  if (o.step.skip != 0) return result;
-  for (const UpdateSpan& span : o.spans)
-    for (std::int64_t e = span.first; e < span.first + span.count; ++e) result[static_cast<std::size_t>(e)] = &span;
-  return result;
-}
-
-std::string name_of(const StepOperands& o) {
-  return std::to_string(o.count) + " in " + std::to_string(o.spans.size()) + " spans" +
-         (o.step.skip != 0 ? " skipped" : "");
-}
-
-}  // namespace
-
-std::vector<Case> adamw_cases() {
-  std::vector<Case> cases;
-  for (const std::int64_t n : lengths()) {
-    const auto o = step_operands(cases.size(), n);
-    Case c;
-    c.name = name_of(*o);
-    c.run = [o](Device& device) {
-      const View param = device.put_master(o->param, {o->count});
-      const View first = device.put_master(o->first_moment, {o->count});
-      const View second = device.put_master(o->second_moment, {o->count});
-      const View compute_weights = o->with_compute_weights ? device.put(o->gradient, {o->count}) : View();
-      device.run(AdamWStep{.param = param,
-                           .first_moment = first,
-                           .second_moment = second,
-                           .gradient = device.put_master(o->gradient, {o->count}),
-                           .spans = o->spans,
-                           .beta1 = o->beta1,
-                           .beta2 = o->beta2,
-                           .epsilon = o->epsilon,
-                           .step = record_of(o->step),
-                           .compute_weights = compute_weights});
-      std::vector<Output> outputs{{"param", Device::get(param), Kind::master},
-                                  {"first_moment", Device::get(first), Kind::master},
-                                  {"second_moment", Device::get(second), Kind::master}};
-      if (o->with_compute_weights) outputs.push_back({"compute_weights", Device::get(compute_weights)});
-      return outputs;
-    };
-    const auto spans = spans_by_element(*o);
-    std::vector<Values> scales(3, Values(spans.size(), untouched));
-    for (std::size_t e = 0; e < spans.size(); ++e) {
-      if (spans[e] == nullptr) continue;
-      const double g = std::fabs(o->gradient[e] * o->step.gradient_scale);
-      const double m = o->beta1 * std::fabs(o->first_moment[e]) + (1 - o->beta1) * g;
-      const double v = o->beta2 * o->second_moment[e] + (1 - o->beta2) * g * g;
-      const double direction = m / o->step.bias_correction1 / (std::sqrt(v / o->step.bias_correction2) + o->epsilon);
-      const double p = std::fabs(o->param[e]);
-      scales[0][e] =
-          std::max(p, o->step.learning_rate * spans[e]->rate_factor * (direction + spans[e]->weight_decay * p));
-      scales[1][e] = m;
-      scales[2][e] = v;
-    }
-    if (o->with_compute_weights) scales.push_back(scales[0]);
-    c.scales = scales;
-    cases.push_back(c);
-  }
-  return cases;
-}
-
-std::vector<Case> sgd_cases() {
-  std::vector<Case> cases;
-  for (const std::int64_t n : lengths()) {
-    const auto o = step_operands(cases.size(), n);
-    Case c;
-    c.name = name_of(*o);
-    c.run = [o](Device& device) {
-      const View param = device.put_master(o->param, {o->count});
-      const View compute_weights = o->with_compute_weights ? device.put(o->gradient, {o->count}) : View();
-      device.run(SgdStep{.param = param,
-                         .gradient = device.put_master(o->gradient, {o->count}),
-                         .spans = o->spans,
-                         .step = record_of(o->step),
-                         .compute_weights = compute_weights});
-      std::vector<Output> outputs{{"param", Device::get(param), Kind::master}};
-      if (o->with_compute_weights) outputs.push_back({"compute_weights", Device::get(compute_weights)});
-      return outputs;
-    };
-    const auto spans = spans_by_element(*o);
-    Values scale(spans.size(), untouched);
-    for (std::size_t e = 0; e < spans.size(); ++e) {
-      if (spans[e] == nullptr) continue;
-      const double g = std::fabs(o->gradient[e] * o->step.gradient_scale);
-      const double p = std::fabs(o->param[e]);
-      scale[e] = std::max(p, o->step.learning_rate * spans[e]->rate_factor * (g + spans[e]->weight_decay * p));
-    }
-    c.scales = {scale};
-    if (o->with_compute_weights) c.scales.push_back(scale);
     cases.push_back(c);
   }
   return cases;

@@ -366,6 +366,63 @@ TEST_CASE("optimizer_descriptors_are_checked") {
   make.refuses(sgd, "step", [](auto& op) { op.step = {}; });
   make.refuses(sgd, "compute_weights", [&](auto& op) { op.compute_weights = make.floats({5}); });
   make.refuses(sgd, "compute_weights", [](auto& op) { op.compute_weights = op.param; });
+  make.refuses(sgd, "momentum", [](auto& op) { op.momentum = 1.0; });
+  make.refuses(sgd, "momentum_buffer", [&](auto& op) { op.momentum_buffer = make.floats({6}); });
+  sgd.form = MomentumForm::nesterov;
+  make.refuses(sgd, "momentum_buffer", [](auto&) {});
+  make.refuses(sgd, "momentum_buffer", [&](auto& op) { op.momentum_buffer = make.floats({5}); });
+  make.refuses(sgd, "param", [](auto& op) { op.momentum_buffer = op.param; });
+  make.refuses(sgd, "compute_weights", [&](auto& op) { op.compute_weights = op.momentum_buffer = make.floats({6}); });
+}
+
+TEST_CASE("descriptors_of_optimizers_with_more_state_are_checked") {
+  SharedBuffers make;
+  StepScalars step;
+  const UpdateSpan good[] = {{0, 3, 0.0}, {4, 2, 0.0}};
+  const UpdateSpan beyond[] = {{4, 3, 0.0}};
+  LionStep lion;
+  lion.param = make.floats({6});
+  lion.momentum = make.floats({6});
+  lion.gradient = make.floats({6});
+  lion.spans = good;
+  lion.step = record_of(step);
+  make.refuses(lion, "momentum", [&](auto& op) { op.momentum = make.floats({5}); });
+  make.refuses(lion, "momentum", [](auto& op) { op.gradient = op.momentum; });
+  make.refuses(lion, "gradient", [](auto& op) { op.gradient = {}; });
+  make.refuses(lion, "beta1", [](auto& op) { op.beta1 = 1.0; });
+  make.refuses(lion, "beta2", [](auto& op) { op.beta2 = -0.1; });
+  make.refuses(lion, "spans", [&](auto& op) { op.spans = beyond; });
+  make.refuses(lion, "compute_weights", [](auto& op) { op.compute_weights = op.momentum; });
+  AdemamixStep ademamix;
+  ademamix.param = make.floats({6});
+  ademamix.first_moment = make.floats({6});
+  ademamix.slow_moment = make.floats({6});
+  ademamix.second_moment = make.floats({6});
+  ademamix.gradient = make.floats({6});
+  ademamix.spans = good;
+  ademamix.step = record_of(step);
+  make.refuses(ademamix, "slow_moment", [&](auto& op) { op.slow_moment = make.doubles({6}); });
+  make.refuses(ademamix, "first_moment", [](auto& op) { op.slow_moment = op.first_moment; });
+  make.refuses(ademamix, "second_moment", [](auto& op) { op.second_moment = {}; });
+  make.refuses(ademamix, "beta2", [](auto& op) { op.beta2 = 1.0; });
+  make.refuses(ademamix, "epsilon", [](auto& op) { op.epsilon = -1.0; });
+  make.refuses(ademamix, "step", [&](auto& op) { op.step = make.doubles({6}); });
+  make.refuses(ademamix, "spans", [&](auto& op) { op.spans = beyond; });
+  make.refuses(ademamix, "compute_weights", [](auto& op) { op.compute_weights = op.slow_moment; });
+  AdamDirection direction;
+  direction.param = make.floats({6});
+  direction.gradient = make.floats({6});
+  direction.first_moment = make.floats({6});
+  direction.second_moment = make.floats({6});
+  direction.spans = good;
+  direction.step = record_of(step);
+  make.refuses(direction, "param",
+               [](auto& op) { op.gradient = View(const_cast<void*>(op.param.data()), DType::f32, {6}); });
+  make.refuses(direction, "gradient", [&](auto& op) { op.gradient = make.floats({7}); });
+  make.refuses(direction, "second_moment", [](auto& op) { op.second_moment = op.gradient; });
+  make.refuses(direction, "beta1", [](auto& op) { op.beta1 = 1.0; });
+  make.refuses(direction, "epsilon", [](auto& op) { op.epsilon = -1.0; });
+  make.refuses(direction, "spans", [&](auto& op) { op.spans = beyond; });
 }
 
 TEST_CASE("kernels_refuse_memory_that_is_not_the_devices") {

@@ -39,7 +39,11 @@ const std::vector<CasesOfOperation>& scaletrain::parity::all_cases() {
                                                            {"fill", fill_cases},
                                                            {"sums_of_squares", sums_of_squares_cases},
                                                            {"adamw", adamw_cases},
-                                                           {"sgd", sgd_cases}};
+                                                           {"sgd", sgd_cases},
+                                                           {"momentum", momentum_cases},
+                                                           {"lion", lion_cases},
+                                                           {"ademamix", ademamix_cases},
+                                                           {"adam_direction", adam_direction_cases}};
   return operations;
 }
 

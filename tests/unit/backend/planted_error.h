@@ -132,7 +132,20 @@ class PlantedError final : public Backend {
   void spoiled(Stream& s, const AdamWStep& op) {
     run_and_spoil(s, op, {last(op.param), last(op.first_moment), last(op.second_moment), last(op.compute_weights)});
   }
-  void spoiled(Stream& s, const SgdStep& op) { run_and_spoil(s, op, {last(op.param), last(op.compute_weights)}); }
+  void spoiled(Stream& s, const SgdStep& op) {
+    run_and_spoil(s, op, {last(op.param), last(op.compute_weights), last(op.momentum_buffer)});
+  }
+  void spoiled(Stream& s, const LionStep& op) {
+    run_and_spoil(s, op, {last(op.param), last(op.momentum), last(op.compute_weights)});
+  }
+  void spoiled(Stream& s, const AdemamixStep& op) {
+    run_and_spoil(s, op,
+                  {last(op.param), last(op.first_moment), last(op.slow_moment), last(op.second_moment),
+                   last(op.compute_weights)});
+  }
+  void spoiled(Stream& s, const AdamDirection& op) {
+    run_and_spoil(s, op, {last(op.gradient), last(op.first_moment), last(op.second_moment)});
+  }
 
   void launch(Stream& stream, const Operation& op) override {
     std::visit([&](const auto& descriptor) { spoiled(stream, descriptor); }, op);

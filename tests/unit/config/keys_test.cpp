@@ -196,7 +196,7 @@ TEST_CASE("the schema marks exactly the values that are refused as not supported
     }
     marked += not_yet.size();
   }
-  CHECK(marked >= 8);
+  CHECK(marked >= 4);
   for (const UnsupportedValue& row : unsupported_table()) CHECK_FALSE(unsupported_values_of(row.path).empty());
   CHECK(unsupported_values_of("model.dropout") == std::vector<std::string>{"above 0"});
   CHECK(unsupported_values_of("model.layers").empty());
@@ -207,7 +207,7 @@ TEST_CASE("every default is a supported value") {
 }
 
 TEST_CASE("values whose feature does not exist are refused by name") {
-  const char* asked[] = {"model.dropout=0.1",          "train.optimizer.type=muon", "train.optimizer.type=Lion",
+  const char* asked[] = {"model.dropout=0.1",          "train.optimizer.type=muon", "train.optimizer.type=Adafactor",
                          "train.lr_schedule.type=wsd", "train.label_smoothing=0.1", "precision.compute=fp8",
                          "precision.reduce=fp16"};
   std::set<std::string> refused;

@@ -189,7 +189,6 @@ TEST_CASE("keys of features that do not exist yet say so") {
   CHECK(override_errors({"parallel.context=2"}) ==
         "--set parallel.context=2: parallel.context: context parallelism is not supported yet; remove the key");
   CHECK(contains(override_errors({"parallel.expert=2"}), "parallel.expert: expert parallelism is not supported yet"));
-  CHECK(contains(override_errors({"train.optimizer.momentum=0.9"}), ": momentum of SGD is not supported yet"));
   CHECK(contains(override_errors({"fp8=true"}), "did you mean precision.compute?"));
   CHECK(contains(override_errors({"precision.reduce_dtype=bf16"}), "did you mean precision.reduce?"));
   for (const UnsupportedKey& key : unsupported_keys()) {

@@ -314,10 +314,25 @@ TEST_CASE("keys that nothing would read are refused, their defaults are not") {
   };
   const std::vector<Case> cases = {
       {{"train.optimizer.type=sgd", "train.optimizer.betas=[0.9, 0.99]"},
-       "betas: has no effect: it is only for train.optimizer.type adamw; this one is sgd; remove the key, or change "
-       "train.optimizer.type"},
-      {{"train.optimizer.type=sgd", "train.optimizer.epsilon=1e-6"},
-       "epsilon: has no effect: it is only for train.optimizer.type adamw"},
+       "betas: has no effect: it is only for train.optimizer.type adamw, lion, lamb and ademamix; this one is sgd; "
+       "remove the key, or change train.optimizer.type"},
+      {{"train.optimizer.type=lion", "train.optimizer.epsilon=1e-6"},
+       "epsilon: has no effect: it is only for train.optimizer.type adamw, lamb and ademamix; this one is lion"},
+      {{"train.optimizer.momentum=0.9"},
+       "momentum: has no effect: it is only for train.optimizer.type sgd and lars; this one is adamw"},
+      {{"train.optimizer.type=lars", "train.optimizer.nesterov=true"},
+       "nesterov: has no effect: it is only for train.optimizer.type sgd; this one is lars"},
+      {{"train.optimizer.type=lamb", "train.optimizer.trust_coefficient=0.1"},
+       "trust_coefficient: has no effect: it is only for train.optimizer.type lars; this one is lamb"},
+      {{"train.optimizer.alpha=2"}, "alpha: has no effect: it is only for train.optimizer.type ademamix"},
+      {{"train.optimizer.beta3=0.9"}, "beta3: has no effect: it is only for train.optimizer.type ademamix"},
+      {{"train.optimizer.slow_warmup=9"}, "slow_warmup: has no effect: it is only for train.optimizer.type ademamix"},
+      {{"train.optimizer.type=sgd", "train.optimizer.nesterov=true"},
+       "train.optimizer.nesterov: there is no momentum for it: set train.optimizer.momentum"},
+      {{"run.device=cuda", "train.optimizer.type=lamb", "train.optimizer.offload=host"},
+       "train.optimizer.offload: host is not possible with lamb, whose step follows from the norms of whole tensors"},
+      {{"run.device=cuda", "train.optimizer.type=lars", "train.optimizer.offload=host"},
+       "train.optimizer.offload: host is not possible with lars"},
       {{"model.init.type=xavier", "model.init.scale_residual=false"},
        "scale_residual: has no effect: it is only for model.init.type normal; this one is xavier"},
       {{"model.init.type=he", "model.init.scale_residual=false"}, "only for model.init.type normal; this one is he"},
@@ -349,6 +364,9 @@ TEST_CASE("keys that nothing would read are refused, their defaults are not") {
     CHECK_MESSAGE(line_count(report) == 1, report);
   }
   CHECK(override_errors({"train.optimizer={type: sgd, betas: [0.9, 0.95], epsilon: 1e-8}"}) == "accepted");
+  CHECK(override_errors({"train.optimizer={type: sgd, momentum: 0.9, nesterov: true}"}) == "accepted");
+  CHECK(override_errors({"train.optimizer={type: lars, momentum: 0.9, trust_coefficient: 0.01}"}) == "accepted");
+  CHECK(override_errors({"train.optimizer={type: ademamix, alpha: 2, beta3: 0.99, slow_warmup: 0}"}) == "accepted");
   CHECK(override_errors({"train.lr_schedule={type: constant, min_ratio: 0.1}"}) == "accepted");
   CHECK(override_errors({"train.lr_schedule={type: linear, min_ratio: 0.2}"}) == "accepted");
   CHECK(override_errors({"model.position=rope", "model.rope_theta=5e5"}) == "accepted");

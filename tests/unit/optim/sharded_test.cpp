@@ -1,6 +1,7 @@
 // Norm and update where ZeRO divides what they read and write: the same numbers as one rank.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <string>
@@ -9,7 +10,9 @@
 
 #include "optim/gradient_norm.h"
 #include "optim/optimizer.h"
+#include "optim/tensor_norms.h"
 #include "support/models/gradient_share.h"
+#include "support/models/optimizer_ranges.h"
 #include "support/models/small_model.h"
 #include "support/numbers.h"
 #include "support/ranks/ranks.h"
@@ -64,6 +67,49 @@ TEST_CASE("the norm counts every element once over data, tensor and pipeline ran
       CAPTURE(mesh.text());
       const double expected = expected_sum_of_squares(work);  // whole numbers: exact
       for (const double sum : sums) CHECK(sum == expected);
+    }
+  }
+}
+
+// Of the gradients, and of weights that are made equal to them.
+TEST_CASE("norms of whole tensors count every element once over all ranks, under every ZeRO stage") {
+  const ParamTable table = small_model::table(true);
+  for (const std::int64_t zero : {0, 1, 2, 3}) {
+    for (const Mesh& mesh : {Mesh(3, 1, 1), Mesh(1, 4, 1), Mesh(2, 2, 2), Mesh(2, 4, 1), Mesh(1, 1, 2)}) {
+      const Work work{.table = &table, .mesh = mesh, .micro_batches = 1, .sequence = true};
+      const std::size_t count = table.parameters().size();
+      std::vector<double> expected(count, 0.0);
+      for (std::size_t index = 0; index < count; ++index) {
+        const Parameter& parameter = table.parameters()[index];
+        if (!parameter.decays || parameter.tied_to) continue;
+        for (std::int64_t element = 0; element < parameter.shape.num_elements(); ++element) {
+          const double gradient = small_model::expected_gradient(work, parameter, element, 0);
+          expected[index] += gradient * gradient;
+        }
+      }
+      for (std::size_t index = 0; index < count; ++index)
+        if (const auto& owner = table.parameters()[index].tied_to)
+          expected[index] = expected[static_cast<std::size_t>(table.index_of(*owner))];
+      std::vector<std::string> wrong(static_cast<std::size_t>(mesh.world()));
+      run_ranks(mesh, facts, [&](Rank rank, RankGroups& groups, auto&) {
+        RankModel model(table, mesh, rank, &groups, zero, true);
+        run_step(model, 0);
+        for (const OptimizerRange& range : optimizer_ranges(model.store))
+          std::copy_n(range.gradient.as<double>(), range.gradient.num_elements(), range.param.as<double>());
+        TensorNorms norms(*model.backend, model.store);
+        norms.measure(*model.stream);
+        std::string& problem = wrong[static_cast<std::size_t>(rank.value())];
+        for (std::size_t index = 0; index < count; ++index) {
+          const double norm = std::sqrt(expected[index]);  // of whole numbers: exact
+          if (norms.of_gradient(static_cast<int>(index)) != norm || norms.of_weights(static_cast<int>(index)) != norm)
+            problem += table.parameters()[index].name + " ";
+        }
+        model.store.settle(*model.stream);
+      });
+      CAPTURE(zero);
+      CAPTURE(mesh.text());
+      CHECK(std::any_of(expected.begin(), expected.end(), [](double sum) { return sum > 0; }));
+      for (const std::string& problem : wrong) CHECK(problem == "");
     }
   }
 }

@@ -43,6 +43,8 @@ TEST_CASE("the memory plan is exactly what store and stage memory allocate") {
   for (const bool tied : {true, false})
     for (const auto& [optimizer, precision] : {std::pair{OptimizerKind::adamw, Precision::fp32},
                                                {OptimizerKind::sgd, Precision::fp32},
+                                               {OptimizerKind::lion, Precision::fp32},
+                                               {OptimizerKind::ademamix, Precision::fp32},
                                                {OptimizerKind::adamw, Precision::bf16}}) {
       Config config = planned_config();
       config.data.documents.attention = tied ? DocumentAttention::within : DocumentAttention::across;
@@ -55,6 +57,8 @@ TEST_CASE("the memory plan is exactly what store and stage memory allocate") {
       const ShardLayout layout = phase.layout(Rank(0));
       std::vector<std::string> states;
       if (optimizer == OptimizerKind::adamw) states = {"exp_avg", "exp_avg_sq"};
+      if (optimizer == OptimizerKind::lion) states = {"exp_avg"};
+      if (optimizer == OptimizerKind::ademamix) states = {"exp_avg", "exp_avg_slow", "exp_avg_sq"};
       ParamStore store(
           *backend, phase.table, layout,
           {.state_names = states, .gradients = true, .dtype = DType::f32, .compute = backend->compute_type()});

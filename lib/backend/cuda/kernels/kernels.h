@@ -78,6 +78,12 @@ template <class S>
 void compute(const Issue& issue, const AdamWStep& op);
 template <class S>
 void compute(const Issue& issue, const SgdStep& op);
+template <class S>
+void compute(const Issue& issue, const LionStep& op);
+template <class S>
+void compute(const Issue& issue, const AdemamixStep& op);
+template <class S>
+void compute(const Issue& issue, const AdamDirection& op);
 
 // vocabulary.cu
 template <class S>

@@ -227,6 +227,179 @@ __global__ void update_sgd(const SgdBuffers<S> op, const __grid_constant__ Spans
   });
 }
 
+template <class S>
+struct MomentumBuffers {
+  float* param;
+  float* buffer;
+  const float* gradient;
+  S* compute_weights;  // or null
+  const StepScalars* step;
+  MomentumForm form;
+  float momentum;
+};
+
+template <class S, bool whole>
+__global__ void update_momentum(const MomentumBuffers<S> op, const __grid_constant__ Spans spans, std::int64_t base,
+                                std::int64_t count) {
+  if (op.step->skip != 0) return;
+  const auto gradient_scale = static_cast<float>(op.step->gradient_scale);
+  const double rate = op.step->learning_rate;
+  for_spans<whole>(spans, base, count, [&](std::int64_t at, auto elements, const Spans::Span& span) {
+    constexpr int width = decltype(elements)::value;
+    const auto learning_rate = static_cast<float>(rate * span.rate_factor);
+    const float decay = span.weight_decay;
+    float p[width];
+    float b[width];
+    float g[width];
+    load(op.param + at, width, p);
+    load(op.buffer + at, width, b);
+    load(op.gradient + at, width, g);
+#pragma unroll
+    for (int i = 0; i < width; ++i) {
+      const float d = g[i] * gradient_scale + decay * p[i];
+      b[i] = op.momentum * b[i] + (op.form == MomentumForm::scaled ? learning_rate * d : d);
+      if (op.form == MomentumForm::classical)
+        p[i] -= learning_rate * b[i];
+      else if (op.form == MomentumForm::nesterov)
+        p[i] -= learning_rate * (d + op.momentum * b[i]);
+      else
+        p[i] -= b[i];
+    }
+    store(op.param + at, width, p);
+    store(op.buffer + at, width, b);
+    if (op.compute_weights != nullptr) store(op.compute_weights + at, width, p);
+  });
+}
+
+template <class S>
+struct LionBuffers {
+  float* param;
+  float* momentum;
+  const float* gradient;
+  S* compute_weights;  // or null
+  const StepScalars* step;
+  float beta1, one_minus_beta1, beta2, one_minus_beta2;
+};
+
+template <class S, bool whole>
+__global__ void update_lion(const LionBuffers<S> op, const __grid_constant__ Spans spans, std::int64_t base,
+                            std::int64_t count) {
+  if (op.step->skip != 0) return;
+  const auto gradient_scale = static_cast<float>(op.step->gradient_scale);
+  const double rate = op.step->learning_rate;
+  for_spans<whole>(spans, base, count, [&](std::int64_t at, auto elements, const Spans::Span& span) {
+    constexpr int width = decltype(elements)::value;
+    const auto learning_rate = static_cast<float>(rate * span.rate_factor);
+    const float decay = span.weight_decay;
+    float p[width];
+    float m[width];
+    float g[width];
+    load(op.param + at, width, p);
+    load(op.momentum + at, width, m);
+    load(op.gradient + at, width, g);
+#pragma unroll
+    for (int i = 0; i < width; ++i) {
+      g[i] *= gradient_scale;
+      const float c = op.beta1 * m[i] + op.one_minus_beta1 * g[i];
+      const float sign = c > 0.0F ? 1.0F : (c < 0.0F ? -1.0F : 0.0F);
+      p[i] -= learning_rate * (sign + decay * p[i]);
+      m[i] = op.beta2 * m[i] + op.one_minus_beta2 * g[i];
+    }
+    store(op.param + at, width, p);
+    store(op.momentum + at, width, m);
+    if (op.compute_weights != nullptr) store(op.compute_weights + at, width, p);
+  });
+}
+
+template <class S>
+struct AdemamixBuffers {
+  AdamWBuffers<S> adamw;
+  float* slow_moment;
+};
+
+template <class S, bool whole>
+__global__ void update_ademamix(const AdemamixBuffers<S> all, const __grid_constant__ Spans spans, std::int64_t base,
+                                std::int64_t count) {
+  const AdamWBuffers<S>& op = all.adamw;
+  if (op.step->skip != 0) return;
+  const auto gradient_scale = static_cast<float>(op.step->gradient_scale);
+  const auto inverse_correction1 = static_cast<float>(1.0 / op.step->bias_correction1);
+  const auto inverse_correction2 = static_cast<float>(1.0 / op.step->bias_correction2);
+  const auto slow_beta = static_cast<float>(op.step->slow_beta);
+  const auto one_minus_slow_beta = static_cast<float>(1.0 - op.step->slow_beta);
+  const auto slow_weight = static_cast<float>(op.step->slow_weight);
+  const double rate = op.step->learning_rate;
+  for_spans<whole>(spans, base, count, [&](std::int64_t at, auto elements, const Spans::Span& span) {
+    constexpr int width = decltype(elements)::value;
+    const auto learning_rate = static_cast<float>(rate * span.rate_factor);
+    const float decay = span.weight_decay;
+    float p[width];
+    float m[width];
+    float slow[width];
+    float v[width];
+    float g[width];
+    load(op.param + at, width, p);
+    load(op.first_moment + at, width, m);
+    load(all.slow_moment + at, width, slow);
+    load(op.second_moment + at, width, v);
+    load(op.gradient + at, width, g);
+#pragma unroll
+    for (int i = 0; i < width; ++i) {
+      g[i] *= gradient_scale;
+      m[i] = op.beta1 * m[i] + op.one_minus_beta1 * g[i];
+      slow[i] = slow_beta * slow[i] + one_minus_slow_beta * g[i];
+      v[i] = op.beta2 * v[i] + op.one_minus_beta2 * g[i] * g[i];
+      const float mean = m[i] * inverse_correction1 + slow_weight * slow[i];
+      p[i] -= learning_rate * (mean / (sqrtf(v[i] * inverse_correction2) + op.epsilon) + decay * p[i]);
+    }
+    store(op.param + at, width, p);
+    store(op.first_moment + at, width, m);
+    store(all.slow_moment + at, width, slow);
+    store(op.second_moment + at, width, v);
+    if (op.compute_weights != nullptr) store(op.compute_weights + at, width, p);
+  });
+}
+
+struct DirectionBuffers {
+  const float* param;
+  float* gradient;
+  float* first_moment;
+  float* second_moment;
+  const StepScalars* step;
+  float beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon;
+};
+
+template <bool whole>
+__global__ void make_direction(const DirectionBuffers op, const __grid_constant__ Spans spans, std::int64_t base,
+                               std::int64_t count) {
+  if (op.step->skip != 0) return;
+  const auto gradient_scale = static_cast<float>(op.step->gradient_scale);
+  const auto inverse_correction1 = static_cast<float>(1.0 / op.step->bias_correction1);
+  const auto inverse_correction2 = static_cast<float>(1.0 / op.step->bias_correction2);
+  for_spans<whole>(spans, base, count, [&](std::int64_t at, auto elements, const Spans::Span& span) {
+    constexpr int width = decltype(elements)::value;
+    const float decay = span.weight_decay;
+    float p[width];
+    float m[width];
+    float v[width];
+    float g[width];
+    load(op.param + at, width, p);
+    load(op.first_moment + at, width, m);
+    load(op.second_moment + at, width, v);
+    load(op.gradient + at, width, g);
+#pragma unroll
+    for (int i = 0; i < width; ++i) {
+      g[i] *= gradient_scale;
+      m[i] = op.beta1 * m[i] + op.one_minus_beta1 * g[i];
+      v[i] = op.beta2 * v[i] + op.one_minus_beta2 * g[i] * g[i];
+      g[i] = m[i] * inverse_correction1 / (sqrtf(v[i] * inverse_correction2) + op.epsilon) + decay * p[i];
+    }
+    store(op.gradient + at, width, g);
+    store(op.first_moment + at, width, m);
+    store(op.second_moment + at, width, v);
+  });
+}
+
 // kernel(a table of spans, the first element, the end) for all spans.
 template <class Body>
 void for_tables(std::span<const UpdateSpan> all, Body&& body) {
@@ -265,19 +438,29 @@ void compute(const Issue& issue, const SumsOfSquares& op) {
     issue_sums<float>(issue, op);
 }
 
+namespace {
+
+// Of AdamW and its kin.
+template <class S, class Step>
+AdamWBuffers<S> adamw_buffers(const Step& op) {
+  return {.param = address<float>(op.param),
+          .first_moment = address<float>(op.first_moment),
+          .second_moment = address<float>(op.second_moment),
+          .gradient = address<float>(op.gradient),
+          .compute_weights = address<S>(op.compute_weights),
+          .step = step_of(op.step),
+          .beta1 = static_cast<float>(op.beta1),
+          .one_minus_beta1 = static_cast<float>(1.0 - op.beta1),
+          .beta2 = static_cast<float>(op.beta2),
+          .one_minus_beta2 = static_cast<float>(1.0 - op.beta2),
+          .epsilon = static_cast<float>(op.epsilon)};
+}
+
+}  // namespace
+
 template <class S>
 void compute(const Issue& issue, const AdamWStep& op) {
-  const AdamWBuffers<S> buffers = {.param = address<float>(op.param),
-                                   .first_moment = address<float>(op.first_moment),
-                                   .second_moment = address<float>(op.second_moment),
-                                   .gradient = address<float>(op.gradient),
-                                   .compute_weights = address<S>(op.compute_weights),
-                                   .step = step_of(op.step),
-                                   .beta1 = static_cast<float>(op.beta1),
-                                   .one_minus_beta1 = static_cast<float>(1.0 - op.beta1),
-                                   .beta2 = static_cast<float>(op.beta2),
-                                   .one_minus_beta2 = static_cast<float>(1.0 - op.beta2),
-                                   .epsilon = static_cast<float>(op.epsilon)};
+  const AdamWBuffers<S> buffers = adamw_buffers<S>(op);
   const bool fits = fits_packs<float>(0, buffers.param, buffers.first_moment, buffers.second_moment, buffers.gradient,
                                       buffers.compute_weights);
   issue_update(issue, op.spans, fits, update_adamw<S, true>, update_adamw<S, false>, buffers);
@@ -285,6 +468,17 @@ void compute(const Issue& issue, const AdamWStep& op) {
 
 template <class S>
 void compute(const Issue& issue, const SgdStep& op) {
+  if (op.form != MomentumForm::none) {
+    const MomentumBuffers<S> buffers = {.param = address<float>(op.param),
+                                        .buffer = address<float>(op.momentum_buffer),
+                                        .gradient = address<float>(op.gradient),
+                                        .compute_weights = address<S>(op.compute_weights),
+                                        .step = step_of(op.step),
+                                        .form = op.form,
+                                        .momentum = static_cast<float>(op.momentum)};
+    const bool fits = fits_packs<float>(0, buffers.param, buffers.buffer, buffers.gradient, buffers.compute_weights);
+    return issue_update(issue, op.spans, fits, update_momentum<S, true>, update_momentum<S, false>, buffers);
+  }
   const SgdBuffers<S> buffers = {.param = address<float>(op.param),
                                  .gradient = address<float>(op.gradient),
                                  .compute_weights = address<S>(op.compute_weights),
@@ -293,8 +487,51 @@ void compute(const Issue& issue, const SgdStep& op) {
   issue_update(issue, op.spans, fits, update_sgd<S, true>, update_sgd<S, false>, buffers);
 }
 
+template <class S>
+void compute(const Issue& issue, const LionStep& op) {
+  const LionBuffers<S> buffers = {.param = address<float>(op.param),
+                                  .momentum = address<float>(op.momentum),
+                                  .gradient = address<float>(op.gradient),
+                                  .compute_weights = address<S>(op.compute_weights),
+                                  .step = step_of(op.step),
+                                  .beta1 = static_cast<float>(op.beta1),
+                                  .one_minus_beta1 = static_cast<float>(1.0 - op.beta1),
+                                  .beta2 = static_cast<float>(op.beta2),
+                                  .one_minus_beta2 = static_cast<float>(1.0 - op.beta2)};
+  const bool fits = fits_packs<float>(0, buffers.param, buffers.momentum, buffers.gradient, buffers.compute_weights);
+  issue_update(issue, op.spans, fits, update_lion<S, true>, update_lion<S, false>, buffers);
+}
+
+template <class S>
+void compute(const Issue& issue, const AdemamixStep& op) {
+  const AdemamixBuffers<S> buffers = {adamw_buffers<S>(op), address<float>(op.slow_moment)};
+  const bool fits =
+      fits_packs<float>(0, buffers.adamw.param, buffers.adamw.first_moment, buffers.slow_moment,
+                        buffers.adamw.second_moment, buffers.adamw.gradient, buffers.adamw.compute_weights);
+  issue_update(issue, op.spans, fits, update_ademamix<S, true>, update_ademamix<S, false>, buffers);
+}
+
+template <class S>
+void compute(const Issue& issue, const AdamDirection& op) {
+  const DirectionBuffers buffers = {.param = address<float>(op.param),
+                                    .gradient = address<float>(op.gradient),
+                                    .first_moment = address<float>(op.first_moment),
+                                    .second_moment = address<float>(op.second_moment),
+                                    .step = step_of(op.step),
+                                    .beta1 = static_cast<float>(op.beta1),
+                                    .one_minus_beta1 = static_cast<float>(1.0 - op.beta1),
+                                    .beta2 = static_cast<float>(op.beta2),
+                                    .one_minus_beta2 = static_cast<float>(1.0 - op.beta2),
+                                    .epsilon = static_cast<float>(op.epsilon)};
+  const bool fits = fits_packs<float>(0, buffers.param, buffers.gradient, buffers.first_moment, buffers.second_moment);
+  issue_update(issue, op.spans, fits, make_direction<true>, make_direction<false>, buffers);
+}
+
 SCALETRAIN_FOR_COMPUTE_TYPES(SumsOfSquares)
 SCALETRAIN_FOR_COMPUTE_TYPES(AdamWStep)
 SCALETRAIN_FOR_COMPUTE_TYPES(SgdStep)
+SCALETRAIN_FOR_COMPUTE_TYPES(LionStep)
+SCALETRAIN_FOR_COMPUTE_TYPES(AdemamixStep)
+SCALETRAIN_FOR_COMPUTE_TYPES(AdamDirection)
 
 }  // namespace scaletrain::cuda

@@ -1,0 +1,150 @@
+// The optimizers' updates, span by span and in pieces that threads take: a part of cpu_backend.cpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/cpu/device.h"
+#include "backend/cpu/kernels.h"
+#include "backend/host_backend.h"
+
+namespace scaletrain::cpu {
+
+// Of AdamW and its kin, but for what is a span's own.
+template <class Step>
+AdamWScalars adamw_scalars(const Step& op, const StepScalars& step) {
+  return {.beta1 = static_cast<float>(op.beta1),
+          .one_minus_beta1 = static_cast<float>(1.0 - op.beta1),
+          .beta2 = static_cast<float>(op.beta2),
+          .one_minus_beta2 = static_cast<float>(1.0 - op.beta2),
+          .gradient_scale = static_cast<float>(step.gradient_scale),
+          .inverse_correction1 = static_cast<float>(1.0 / step.bias_correction1),
+          .inverse_correction2 = static_cast<float>(1.0 / step.bias_correction2),
+          .epsilon = static_cast<float>(op.epsilon),
+          .learning_rate = 0.0F,
+          .weight_decay = 0.0F,
+          .slow_beta = static_cast<float>(step.slow_beta),
+          .one_minus_slow_beta = static_cast<float>(1.0 - step.slow_beta),
+          .slow_weight = static_cast<float>(step.slow_weight)};
+}
+
+template <class S>
+void compute(Device<S>& device, const AdamWStep& op) {
+  const StepScalars step = step_scalars_at(op.step);
+  if (step.skip != 0) return;
+  AdamWScalars scalars = adamw_scalars(op, step);
+  S* const compute_weights = op.compute_weights ? op.compute_weights.as<S>() : nullptr;
+  for (const UpdateSpan& span : op.spans) {
+    scalars.learning_rate = static_cast<float>(step.learning_rate * span.rate_factor);
+    scalars.weight_decay = static_cast<float>(span.weight_decay);
+    device.for_pieces(span.count, piece_elements, [&](std::int64_t piece, std::int64_t count) {
+      const std::int64_t first = span.first + piece;
+      device.kernels.adamw(op.param.as<float>() + first, op.first_moment.as<float>() + first,
+                           op.second_moment.as<float>() + first, op.gradient.as<float>() + first,
+                           offset_or_null(compute_weights, first), static_cast<std::size_t>(count), scalars);
+    });
+  }
+}
+
+inline MomentumScalars momentum_scalars(const SgdStep& op, const StepScalars& step, const UpdateSpan& span) {
+  const double rate = step.learning_rate * span.rate_factor;
+  MomentumScalars scalars{.gradient_scale = static_cast<float>(step.gradient_scale),
+                          .weight_decay = static_cast<float>(span.weight_decay),
+                          .momentum = static_cast<float>(op.momentum),
+                          .into_buffer = 1.0F,
+                          .of_direction = 0.0F,
+                          .of_buffer = static_cast<float>(rate)};
+  if (op.form == MomentumForm::nesterov) {
+    scalars.of_direction = static_cast<float>(rate);
+    scalars.of_buffer = static_cast<float>(rate * op.momentum);
+  } else if (op.form == MomentumForm::scaled) {
+    scalars.into_buffer = static_cast<float>(rate);
+    scalars.of_buffer = 1.0F;
+  }
+  return scalars;
+}
+
+template <class S>
+void compute(Device<S>& device, const SgdStep& op) {
+  const StepScalars step = step_scalars_at(op.step);
+  if (step.skip != 0) return;
+  S* const compute_weights = op.compute_weights ? op.compute_weights.as<S>() : nullptr;
+  for (const UpdateSpan& span : op.spans) {
+    device.for_pieces(span.count, piece_elements, [&](std::int64_t piece, std::int64_t count) {
+      const std::int64_t first = span.first + piece;
+      S* const computed = offset_or_null(compute_weights, first);
+      const auto rate = static_cast<float>(step.learning_rate * span.rate_factor);
+      if (op.form == MomentumForm::none) {
+        device.kernels.sgd(op.param.as<float>() + first, op.gradient.as<float>() + first, computed,
+                           static_cast<std::size_t>(count), static_cast<float>(step.gradient_scale), rate,
+                           static_cast<float>(span.weight_decay));
+      } else {
+        const MomentumScalars scalars = momentum_scalars(op, step, span);
+        device.kernels.sgd_with_momentum(op.param.as<float>() + first, op.momentum_buffer.as<float>() + first,
+                                         op.gradient.as<float>() + first, computed, static_cast<std::size_t>(count),
+                                         scalars);
+      }
+    });
+  }
+}
+
+template <class S>
+void compute(Device<S>& device, const LionStep& op) {
+  const StepScalars step = step_scalars_at(op.step);
+  if (step.skip != 0) return;
+  LionScalars scalars{.beta1 = static_cast<float>(op.beta1),
+                      .one_minus_beta1 = static_cast<float>(1.0 - op.beta1),
+                      .beta2 = static_cast<float>(op.beta2),
+                      .one_minus_beta2 = static_cast<float>(1.0 - op.beta2),
+                      .gradient_scale = static_cast<float>(step.gradient_scale),
+                      .learning_rate = 0.0F,
+                      .weight_decay = 0.0F};
+  S* const compute_weights = op.compute_weights ? op.compute_weights.as<S>() : nullptr;
+  for (const UpdateSpan& span : op.spans) {
+    scalars.learning_rate = static_cast<float>(step.learning_rate * span.rate_factor);
+    scalars.weight_decay = static_cast<float>(span.weight_decay);
+    device.for_pieces(span.count, piece_elements, [&](std::int64_t piece, std::int64_t count) {
+      const std::int64_t first = span.first + piece;
+      device.kernels.lion(op.param.as<float>() + first, op.momentum.as<float>() + first,
+                          op.gradient.as<float>() + first, offset_or_null(compute_weights, first),
+                          static_cast<std::size_t>(count), scalars);
+    });
+  }
+}
+
+template <class S>
+void compute(Device<S>& device, const AdemamixStep& op) {
+  const StepScalars step = step_scalars_at(op.step);
+  if (step.skip != 0) return;
+  AdamWScalars scalars = adamw_scalars(op, step);
+  S* const compute_weights = op.compute_weights ? op.compute_weights.as<S>() : nullptr;
+  for (const UpdateSpan& span : op.spans) {
+    scalars.learning_rate = static_cast<float>(step.learning_rate * span.rate_factor);
+    scalars.weight_decay = static_cast<float>(span.weight_decay);
+    device.for_pieces(span.count, piece_elements, [&](std::int64_t piece, std::int64_t count) {
+      const std::int64_t first = span.first + piece;
+      device.kernels.ademamix(op.param.as<float>() + first, op.first_moment.as<float>() + first,
+                              op.slow_moment.as<float>() + first, op.second_moment.as<float>() + first,
+                              op.gradient.as<float>() + first, offset_or_null(compute_weights, first),
+                              static_cast<std::size_t>(count), scalars);
+    });
+  }
+}
+
+template <class S>
+void compute(Device<S>& device, const AdamDirection& op) {
+  const StepScalars step = step_scalars_at(op.step);
+  if (step.skip != 0) return;
+  AdamWScalars scalars = adamw_scalars(op, step);
+  for (const UpdateSpan& span : op.spans) {
+    scalars.weight_decay = static_cast<float>(span.weight_decay);
+    device.for_pieces(span.count, piece_elements, [&](std::int64_t piece, std::int64_t count) {
+      const std::int64_t first = span.first + piece;
+      device.kernels.adam_direction(op.param.as<float>() + first, op.gradient.as<float>() + first,
+                                    op.first_moment.as<float>() + first, op.second_moment.as<float>() + first,
+                                    static_cast<std::size_t>(count), scalars);
+    });
+  }
+}
+
+}  // namespace scaletrain::cpu

@@ -1,0 +1,96 @@
+#include <initializer_list>
+#include <string_view>
+
+#include "backend/operation_checks.h"
+
+namespace scaletrain {
+
+namespace {
+
+struct NamedView {
+  std::string_view name;
+  ConstView view;
+};
+
+// What every update has: operands of the params' length in the masters' type, none of which is another.
+template <class Step>
+void check_update(const Checker& check, const Step& op, std::initializer_list<NamedView> others) {
+  check.dims("param", op.param, 1);
+  const Shape& shape = op.param.shape();
+  check.operand("param", op.param, check.master(), shape);
+  check.operand("step", op.step, DType::f64, Shape{num_step_scalars});
+  for (const NamedView* other = others.begin(); other != others.end(); ++other) {
+    check.operand(other->name, other->view, check.master(), shape);
+    check.disjoint("param", op.param, {other->view});
+    for (const NamedView* behind = other + 1; behind != others.end(); ++behind)
+      check.disjoint(other->name, other->view, {behind->view});
+  }
+  check_spans(check, op.spans, shape[0]);
+}
+
+template <class Step>
+void check_compute_weights(const Checker& check, const Step& op, std::initializer_list<ConstView> others) {
+  check.optional("compute_weights", op.compute_weights, check.compute(), op.param.shape());
+  check.disjoint("compute_weights", op.compute_weights, {op.param, op.gradient});
+  check.disjoint("compute_weights", op.compute_weights, others);
+}
+
+template <class Step>
+void check_betas(const Checker& check, const Step& op) {
+  check.require("beta1", op.beta1 >= 0 && op.beta1 < 1, "a number in [0, 1)");
+  check.require("beta2", op.beta2 >= 0 && op.beta2 < 1, "a number in [0, 1)");
+}
+
+template <class Step>
+void check_adam(const Checker& check, const Step& op) {
+  check_betas(check, op);
+  check.require("epsilon", op.epsilon >= 0, "a number of at least 0");
+}
+
+}  // namespace
+
+void check_operation(const Backend& backend, const AdamWStep& op) {
+  const Checker check("AdamWStep", backend);
+  check_update(check, op,
+               {{"first_moment", op.first_moment}, {"second_moment", op.second_moment}, {"gradient", op.gradient}});
+  check_compute_weights(check, op, {op.first_moment, op.second_moment});
+  check_adam(check, op);
+}
+
+void check_operation(const Backend& backend, const SgdStep& op) {
+  const Checker check("SgdStep", backend);
+  check_update(check, op, {{"gradient", op.gradient}});
+  check_compute_weights(check, op, {op.momentum_buffer});
+  check.require("momentum", op.momentum >= 0 && op.momentum < 1, "a number in [0, 1)");
+  if (op.form == MomentumForm::none)
+    check.require("momentum_buffer", !op.momentum_buffer, "none without momentum");
+  else
+    check_update(check, op, {{"momentum_buffer", op.momentum_buffer}, {"gradient", op.gradient}});
+}
+
+void check_operation(const Backend& backend, const LionStep& op) {
+  const Checker check("LionStep", backend);
+  check_update(check, op, {{"momentum", op.momentum}, {"gradient", op.gradient}});
+  check_compute_weights(check, op, {op.momentum});
+  check_betas(check, op);
+}
+
+void check_operation(const Backend& backend, const AdemamixStep& op) {
+  const Checker check("AdemamixStep", backend);
+  check_update(check, op,
+               {{"first_moment", op.first_moment},
+                {"slow_moment", op.slow_moment},
+                {"second_moment", op.second_moment},
+                {"gradient", op.gradient}});
+  check_compute_weights(check, op, {op.first_moment, op.slow_moment, op.second_moment});
+  check_adam(check, op);
+}
+
+void check_operation(const Backend& backend, const AdamDirection& op) {
+  const Checker check("AdamDirection", backend);
+  check_update(check, op,
+               {{"first_moment", op.first_moment}, {"second_moment", op.second_moment}, {"gradient", op.gradient}});
+  check_adam(check, op);
+}
+
+}  // namespace scaletrain

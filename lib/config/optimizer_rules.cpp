@@ -1,0 +1,88 @@
+#include "config/optimizer_rules.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <utility>
+
+#include "config/keys/keys.h"
+
+namespace scaletrain {
+
+namespace {
+
+using Kinds = std::initializer_list<OptimizerKind>;
+
+// "adamw, lion and lamb".
+std::string list_of(Kinds kinds) {
+  std::string text;
+  for (const auto* kind = kinds.begin(); kind != kinds.end(); ++kind) {
+    if (kind != kinds.begin()) text += kind + 1 == kinds.end() ? " and " : ", ";
+    text += to_text(*kind);
+  }
+  return text;
+}
+
+class IdleKeys {
+ public:
+  explicit IdleKeys(OptimizerConfig& config) : config_(config) {}
+
+  // A key of these optimizers.
+  template <class Value>
+  void add(Kinds readers, const std::string& name, Value OptimizerConfig::*member) {
+    add(readers, name, config_.*member == OptimizerConfig().*member,
+        [&config = config_, member] { config.*member = OptimizerConfig().*member; });
+  }
+  void add(Kinds readers, const std::string& name, bool is_default, std::function<void()> reset) {
+    if (std::find(readers.begin(), readers.end(), config_.type) != readers.end()) return;
+    keys_.push_back({.path = "train.optimizer." + name,
+                     .reason = fmt::format("it is only for train.optimizer.type {}; this one is {}", list_of(readers),
+                                           to_text(config_.type)),
+                     .is_default = is_default,
+                     .reset = std::move(reset)});
+  }
+  std::vector<IdleOptimizerKey> take() { return std::move(keys_); }
+
+ private:
+  OptimizerConfig& config_;
+  std::vector<IdleOptimizerKey> keys_;
+};
+
+}  // namespace
+
+std::vector<IdleOptimizerKey> idle_optimizer_keys(OptimizerConfig& optimizer) {
+  using enum OptimizerKind;
+  const OptimizerConfig fallback;
+  IdleKeys keys(optimizer);
+  keys.add({adamw, lion, lamb, ademamix}, "betas",
+           optimizer.beta1 == fallback.beta1 && optimizer.beta2 == fallback.beta2, [&optimizer] {
+             optimizer.beta1 = OptimizerConfig().beta1;
+             optimizer.beta2 = OptimizerConfig().beta2;
+           });
+  keys.add({adamw, lamb, ademamix}, "epsilon", &OptimizerConfig::epsilon);
+  keys.add({sgd, lars}, "momentum", &OptimizerConfig::momentum);
+  keys.add({sgd}, "nesterov", &OptimizerConfig::nesterov);
+  keys.add({lars}, "trust_coefficient", &OptimizerConfig::trust_coefficient);
+  keys.add({ademamix}, "alpha", &OptimizerConfig::alpha);
+  keys.add({ademamix}, "beta3", &OptimizerConfig::beta3);
+  keys.add({ademamix}, "slow_warmup", &OptimizerConfig::slow_warmup);
+  return keys.take();
+}
+
+std::vector<OptimizerProblem> optimizer_problems(const OptimizerConfig& optimizer) {
+  using enum OptimizerKind;
+  std::vector<OptimizerProblem> problems;
+  if (optimizer.type == sgd && optimizer.nesterov && optimizer.momentum == 0)
+    problems.push_back({{"train.optimizer.nesterov", "train.optimizer.momentum"},
+                        "there is no momentum for it: set train.optimizer.momentum, such as 0.9, or leave it out"});
+  if ((optimizer.type == lamb || optimizer.type == lars) && optimizer.offload == OffloadKind::host)
+    problems.push_back(
+        {{"train.optimizer.offload", "train.optimizer.type"},
+         fmt::format("host is not possible with {}, whose step follows from the norms of whole tensors, while their "
+                     "parts pass through the GPU one by one: leave it out, or take another optimizer",
+                     to_text(optimizer.type))});
+  return problems;
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,33 @@
+// AdamW (Loshchilov and Hutter 2019).
+#include "optim/optimizer_kinds.h"
+
+namespace scaletrain {
+
+namespace {
+
+class AdamW final : public ElementwiseOptimizer {
+ public:
+  explicit AdamW(const OptimizerConfig& config) : ElementwiseOptimizer(config, {"exp_avg", "exp_avg_sq"}) {}
+
+ private:
+  void update(Backend& backend, Stream& stream, const Piece& piece) override {
+    backend.run(stream, AdamWStep{.param = piece.range.param,
+                                  .first_moment = piece.range.states[0],
+                                  .second_moment = piece.range.states[1],
+                                  .gradient = piece.range.gradient,
+                                  .spans = piece.spans,
+                                  .beta1 = config().beta1,
+                                  .beta2 = config().beta2,
+                                  .epsilon = config().epsilon,
+                                  .step = piece.step,
+                                  .compute_weights = piece.range.compute});
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_adamw(const OptimizerConfig& config) {
+  return std::make_unique<AdamW>(config);
+}
+
+}  // namespace scaletrain

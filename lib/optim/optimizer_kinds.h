@@ -1,0 +1,75 @@
+// Internal to optim: the optimizers, each in the file of its name, and the walk over the store's ranges that they
+// share.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/mirrored_buffer.h"
+#include "optim/optimizer.h"
+#include "optim/update_spans.h"
+
+namespace scaletrain {
+
+std::unique_ptr<Optimizer> make_adamw(const OptimizerConfig& config);
+std::unique_ptr<Optimizer> make_sgd(const OptimizerConfig& config);
+std::unique_ptr<Optimizer> make_lion(const OptimizerConfig& config);
+std::unique_ptr<Optimizer> make_lamb(const OptimizerConfig& config);
+std::unique_ptr<Optimizer> make_lars(const OptimizerConfig& config);
+std::unique_ptr<Optimizer> make_ademamix(const OptimizerConfig& config);
+
+// What every optimizer keeps for the kernels of a step: the step scalars in memory of the device, and the spans, which
+// kernels that run later still read.
+class RangeOptimizer : public Optimizer {
+ public:
+  RangeOptimizer(const OptimizerConfig& config, std::vector<std::string> state_names)
+      : config_(config), state_names_(std::move(state_names)) {}
+
+  std::span<const std::string> state_names() const final { return state_names_; }
+  void prepare(Backend& backend, const ParamStore& store) override;
+  void step(Backend& backend, Stream& stream, ParamStore& store, const StepScalars& step) final;
+
+ protected:
+  // One range, or a piece of one, with the spans and the scalars for its operation.
+  struct Piece {
+    const OptimizerRange& range;
+    std::span<const UpdateSpan> spans;
+    ConstView step;
+  };
+  using Update = std::function<void(const Piece& piece)>;
+
+  const OptimizerConfig& config() const { return config_; }
+  // Updates all that this rank has. `step` is what make_step_scalars made of it.
+  virtual void update_all(Backend& backend, Stream& stream, ParamStore& store, const StepScalars& step) = 0;
+  // Shows `update` every piece. The spans' weight decay is `weight_decay` where the parameter decays, and their factor
+  // on the rate the parameter's, times factors[parameter] where there are any. The scalars are those of set_scalars.
+  void for_pieces(Stream& stream, ParamStore& store, double weight_decay, std::span<const double> factors,
+                  const Update& update);
+  // For the pieces that follow. At most twice a step.
+  void set_scalars(Stream& stream, const StepScalars& step);
+
+ private:
+  OptimizerConfig config_;
+  std::vector<std::string> state_names_;
+  std::vector<std::vector<UpdateSpan>> spans_;
+  std::optional<MirroredBuffer> scalars_;  // of the newest step, for each time that they are set
+  std::size_t num_set_ = 0;
+};
+
+// Each element is updated by itself, in one operation a piece.
+class ElementwiseOptimizer : public RangeOptimizer {
+ public:
+  using RangeOptimizer::RangeOptimizer;
+
+ private:
+  void update_all(Backend& backend, Stream& stream, ParamStore& store, const StepScalars& step) final;
+  virtual void update(Backend& backend, Stream& stream, const Piece& piece) = 0;
+};
+
+}  // namespace scaletrain

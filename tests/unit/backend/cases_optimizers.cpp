@@ -1,0 +1,330 @@
+// The optimizers' steps.
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <memory>
+
+#include "cases.h"
+#include "support/numbers.h"
+
+namespace scaletrain::parity {
+
+namespace {
+
+struct StepOperands {
+  std::int64_t count = 0;
+  Values param, gradient, first_moment, slow_moment, second_moment;
+  std::vector<UpdateSpan> spans;
+  StepScalars step;
+  double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
+  bool with_compute_weights = false;
+};
+
+// Spans with padding before, between and after them, and two that touch.
+std::shared_ptr<const StepOperands> step_operands(std::size_t index, std::int64_t n) {
+  const std::string key = "step" + std::to_string(index);
+  auto o = std::make_shared<StepOperands>();
+  o->count = n;
+  o->param = normal(key + "param", n);
+  o->gradient = normal(key + "gradient", n, 0.0, 20.0);
+  o->first_moment = normal(key + "first", n);
+  o->slow_moment = normal(key + "slow", n);
+  o->second_moment = rounded_to_float(map(normal(key + "second", n), square));
+  const std::int64_t a = n / 7;
+  const std::int64_t b = n / 2;
+  const std::int64_t d = n - n / 5;
+  o->spans = {{a, b - a, 0.1}, {b, (d - b) / 2, 0.0, 3.0}, {d - (d - b) / 3, (d - b) / 3, 0.5, 0.3}};
+  if (index % 4 == 0) o->spans = {{0, n, 0.1}};
+  if (n > 0 && index % 9 == 5) o->spans.clear();
+  // A learning rate as large as the parameters, so that an error of the direction is not lost in them.
+  o->step = {.learning_rate = 0.5,
+             .gradient_scale = 0.05,
+             .bias_correction1 = 1.0 - std::pow(0.9, static_cast<double>(index + 1)),
+             .bias_correction2 = 1.0 - std::pow(0.95, static_cast<double>(index + 1)),
+             .skip = index % 11 == 3 ? 1.0 : 0.0,
+             .slow_beta = index % 5 == 4 ? 0.0 : 0.99,
+             .slow_weight = 3.0};
+  if (index % 2 == 1) o->epsilon = 0.1;
+  o->with_compute_weights = index % 3 != 0;
+  return o;
+}
+
+// The span where an element is updated, null where it is not.
+std::vector<const UpdateSpan*> spans_by_element(const StepOperands& o) {
+  std::vector<const UpdateSpan*> result(static_cast<std::size_t>(o.count), nullptr);
+  if (o.step.skip != 0) return result;
+  for (const UpdateSpan& span : o.spans)
+    for (std::int64_t e = span.first; e < span.first + span.count; ++e) result[static_cast<std::size_t>(e)] = &span;
+  return result;
+}
+
+std::string name_of(const StepOperands& o) {
+  return std::to_string(o.count) + " in " + std::to_string(o.spans.size()) + " spans" +
+         (o.step.skip != 0 ? " skipped" : "");
+}
+
+}  // namespace
+
+std::vector<Case> adamw_cases() {
+  std::vector<Case> cases;
+  for (const std::int64_t n : lengths()) {
+    const auto o = step_operands(cases.size(), n);
+    Case c;
+    c.name = name_of(*o);
+    c.run = [o](Device& device) {
+      const View param = device.put_master(o->param, {o->count});
+      const View first = device.put_master(o->first_moment, {o->count});
+      const View second = device.put_master(o->second_moment, {o->count});
+      const View compute_weights = o->with_compute_weights ? device.put(o->gradient, {o->count}) : View();
+      device.run(AdamWStep{.param = param,
+                           .first_moment = first,
+                           .second_moment = second,
+                           .gradient = device.put_master(o->gradient, {o->count}),
+                           .spans = o->spans,
+                           .beta1 = o->beta1,
+                           .beta2 = o->beta2,
+                           .epsilon = o->epsilon,
+                           .step = record_of(o->step),
+                           .compute_weights = compute_weights});
+      std::vector<Output> outputs{{"param", Device::get(param), Kind::master},
+                                  {"first_moment", Device::get(first), Kind::master},
+                                  {"second_moment", Device::get(second), Kind::master}};
+      if (o->with_compute_weights) outputs.push_back({"compute_weights", Device::get(compute_weights)});
+      return outputs;
+    };
+    const auto spans = spans_by_element(*o);
+    std::vector<Values> scales(3, Values(spans.size(), untouched));
+    for (std::size_t e = 0; e < spans.size(); ++e) {
+      if (spans[e] == nullptr) continue;
+      const double g = std::fabs(o->gradient[e] * o->step.gradient_scale);
+      const double m = o->beta1 * std::fabs(o->first_moment[e]) + (1 - o->beta1) * g;
+      const double v = o->beta2 * o->second_moment[e] + (1 - o->beta2) * g * g;
+      const double direction = m / o->step.bias_correction1 / (std::sqrt(v / o->step.bias_correction2) + o->epsilon);
+      const double p = std::fabs(o->param[e]);
+      scales[0][e] =
+          std::max(p, o->step.learning_rate * spans[e]->rate_factor * (direction + spans[e]->weight_decay * p));
+      scales[1][e] = m;
+      scales[2][e] = v;
+    }
+    if (o->with_compute_weights) scales.push_back(scales[0]);
+    c.scales = scales;
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+std::vector<Case> sgd_cases() {
+  std::vector<Case> cases;
+  for (const std::int64_t n : lengths()) {
+    const auto o = step_operands(cases.size(), n);
+    Case c;
+    c.name = name_of(*o);
+    c.run = [o](Device& device) {
+      const View param = device.put_master(o->param, {o->count});
+      const View compute_weights = o->with_compute_weights ? device.put(o->gradient, {o->count}) : View();
+      device.run(SgdStep{.param = param,
+                         .gradient = device.put_master(o->gradient, {o->count}),
+                         .spans = o->spans,
+                         .step = record_of(o->step),
+                         .compute_weights = compute_weights});
+      std::vector<Output> outputs{{"param", Device::get(param), Kind::master}};
+      if (o->with_compute_weights) outputs.push_back({"compute_weights", Device::get(compute_weights)});
+      return outputs;
+    };
+    const auto spans = spans_by_element(*o);
+    Values scale(spans.size(), untouched);
+    for (std::size_t e = 0; e < spans.size(); ++e) {
+      if (spans[e] == nullptr) continue;
+      const double g = std::fabs(o->gradient[e] * o->step.gradient_scale);
+      const double p = std::fabs(o->param[e]);
+      scale[e] = std::max(p, o->step.learning_rate * spans[e]->rate_factor * (g + spans[e]->weight_decay * p));
+    }
+    c.scales = {scale};
+    if (o->with_compute_weights) c.scales.push_back(scale);
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+std::vector<Case> momentum_cases() {
+  std::vector<Case> cases;
+  constexpr double momentum = 0.75;
+  for (const std::int64_t n : lengths()) {
+    const auto o = step_operands(cases.size(), n);
+    const MomentumForm forms[] = {MomentumForm::classical, MomentumForm::nesterov, MomentumForm::scaled};
+    const MomentumForm form = forms[cases.size() % std::size(forms)];
+    Case c;
+    c.name = name_of(*o) + " form " + std::to_string(static_cast<int>(form));
+    c.run = [o, form](Device& device) {
+      const View param = device.put_master(o->param, {o->count});
+      const View buffer = device.put_master(o->first_moment, {o->count});
+      const View compute_weights = o->with_compute_weights ? device.put(o->gradient, {o->count}) : View();
+      device.run(SgdStep{.param = param,
+                         .gradient = device.put_master(o->gradient, {o->count}),
+                         .spans = o->spans,
+                         .step = record_of(o->step),
+                         .compute_weights = compute_weights,
+                         .form = form,
+                         .momentum_buffer = buffer,
+                         .momentum = momentum});
+      std::vector<Output> outputs{{"param", Device::get(param), Kind::master},
+                                  {"momentum_buffer", Device::get(buffer), Kind::master}};
+      if (o->with_compute_weights) outputs.push_back({"compute_weights", Device::get(compute_weights)});
+      return outputs;
+    };
+    const auto spans = spans_by_element(*o);
+    std::vector<Values> scales(2, Values(spans.size(), untouched));
+    for (std::size_t e = 0; e < spans.size(); ++e) {
+      if (spans[e] == nullptr) continue;
+      const double rate = o->step.learning_rate * spans[e]->rate_factor;
+      const double p = std::fabs(o->param[e]);
+      const double d = std::fabs(o->gradient[e] * o->step.gradient_scale) + spans[e]->weight_decay * p;
+      const double b = momentum * std::fabs(o->first_moment[e]) + (form == MomentumForm::scaled ? rate * d : d);
+      const double change = form == MomentumForm::classical  ? rate * b
+                            : form == MomentumForm::nesterov ? rate * (d + momentum * b)
+                                                             : b;
+      scales[0][e] = std::max(p, change);
+      scales[1][e] = b;
+    }
+    if (o->with_compute_weights) scales.push_back(scales[0]);
+    c.scales = scales;
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+std::vector<Case> lion_cases() {
+  std::vector<Case> cases;
+  for (const std::int64_t n : lengths()) {
+    const auto o = step_operands(cases.size(), n);
+    Case c;
+    c.name = name_of(*o);
+    c.run = [o](Device& device) {
+      const View param = device.put_master(o->param, {o->count});
+      const View momentum = device.put_master(o->first_moment, {o->count});
+      const View compute_weights = o->with_compute_weights ? device.put(o->gradient, {o->count}) : View();
+      device.run(LionStep{.param = param,
+                          .momentum = momentum,
+                          .gradient = device.put_master(o->gradient, {o->count}),
+                          .spans = o->spans,
+                          .beta1 = o->beta1,
+                          .beta2 = o->beta2,
+                          .step = record_of(o->step),
+                          .compute_weights = compute_weights});
+      std::vector<Output> outputs{{"param", Device::get(param), Kind::master},
+                                  {"momentum", Device::get(momentum), Kind::master}};
+      if (o->with_compute_weights) outputs.push_back({"compute_weights", Device::get(compute_weights)});
+      return outputs;
+    };
+    const auto spans = spans_by_element(*o);
+    std::vector<Values> scales(2, Values(spans.size(), untouched));
+    for (std::size_t e = 0; e < spans.size(); ++e) {
+      if (spans[e] == nullptr) continue;
+      const double g = std::fabs(o->gradient[e] * o->step.gradient_scale);
+      const double p = std::fabs(o->param[e]);
+      scales[0][e] = std::max(p, o->step.learning_rate * spans[e]->rate_factor * (1 + spans[e]->weight_decay * p));
+      scales[1][e] = o->beta2 * std::fabs(o->first_moment[e]) + (1 - o->beta2) * g;
+    }
+    if (o->with_compute_weights) scales.push_back(scales[0]);
+    c.scales = scales;
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+std::vector<Case> ademamix_cases() {
+  std::vector<Case> cases;
+  for (const std::int64_t n : lengths()) {
+    const auto o = step_operands(cases.size(), n);
+    Case c;
+    c.name = name_of(*o);
+    c.run = [o](Device& device) {
+      const View param = device.put_master(o->param, {o->count});
+      const View first = device.put_master(o->first_moment, {o->count});
+      const View slow = device.put_master(o->slow_moment, {o->count});
+      const View second = device.put_master(o->second_moment, {o->count});
+      const View compute_weights = o->with_compute_weights ? device.put(o->gradient, {o->count}) : View();
+      device.run(AdemamixStep{.param = param,
+                              .first_moment = first,
+                              .slow_moment = slow,
+                              .second_moment = second,
+                              .gradient = device.put_master(o->gradient, {o->count}),
+                              .spans = o->spans,
+                              .beta1 = o->beta1,
+                              .beta2 = o->beta2,
+                              .epsilon = o->epsilon,
+                              .step = record_of(o->step),
+                              .compute_weights = compute_weights});
+      std::vector<Output> outputs{{"param", Device::get(param), Kind::master},
+                                  {"first_moment", Device::get(first), Kind::master},
+                                  {"slow_moment", Device::get(slow), Kind::master},
+                                  {"second_moment", Device::get(second), Kind::master}};
+      if (o->with_compute_weights) outputs.push_back({"compute_weights", Device::get(compute_weights)});
+      return outputs;
+    };
+    const auto spans = spans_by_element(*o);
+    std::vector<Values> scales(4, Values(spans.size(), untouched));
+    for (std::size_t e = 0; e < spans.size(); ++e) {
+      if (spans[e] == nullptr) continue;
+      const double g = std::fabs(o->gradient[e] * o->step.gradient_scale);
+      const double m = o->beta1 * std::fabs(o->first_moment[e]) + (1 - o->beta1) * g;
+      const double s = o->step.slow_beta * std::fabs(o->slow_moment[e]) + (1 - o->step.slow_beta) * g;
+      const double v = o->beta2 * o->second_moment[e] + (1 - o->beta2) * g * g;
+      const double direction = (m / o->step.bias_correction1 + o->step.slow_weight * s) /
+                               (std::sqrt(v / o->step.bias_correction2) + o->epsilon);
+      const double p = std::fabs(o->param[e]);
+      scales[0][e] =
+          std::max(p, o->step.learning_rate * spans[e]->rate_factor * (direction + spans[e]->weight_decay * p));
+      scales[1][e] = m;
+      scales[2][e] = s;
+      scales[3][e] = v;
+    }
+    if (o->with_compute_weights) scales.push_back(scales[0]);
+    c.scales = scales;
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+std::vector<Case> adam_direction_cases() {
+  std::vector<Case> cases;
+  for (const std::int64_t n : lengths()) {
+    const auto o = step_operands(cases.size(), n);
+    Case c;
+    c.name = name_of(*o);
+    c.run = [o](Device& device) {
+      const View gradient = device.put_master(o->gradient, {o->count});
+      const View first = device.put_master(o->first_moment, {o->count});
+      const View second = device.put_master(o->second_moment, {o->count});
+      device.run(AdamDirection{.param = device.put_master(o->param, {o->count}),
+                               .gradient = gradient,
+                               .first_moment = first,
+                               .second_moment = second,
+                               .spans = o->spans,
+                               .beta1 = o->beta1,
+                               .beta2 = o->beta2,
+                               .epsilon = o->epsilon,
+                               .step = record_of(o->step)});
+      return std::vector<Output>{{"gradient", Device::get(gradient), Kind::master},
+                                 {"first_moment", Device::get(first), Kind::master},
+                                 {"second_moment", Device::get(second), Kind::master}};
+    };
+    const auto spans = spans_by_element(*o);
+    std::vector<Values> scales(3, Values(spans.size(), untouched));
+    for (std::size_t e = 0; e < spans.size(); ++e) {
+      if (spans[e] == nullptr) continue;
+      const double g = std::fabs(o->gradient[e] * o->step.gradient_scale);
+      const double m = o->beta1 * std::fabs(o->first_moment[e]) + (1 - o->beta1) * g;
+      const double v = o->beta2 * o->second_moment[e] + (1 - o->beta2) * g * g;
+      scales[0][e] = m / o->step.bias_correction1 / (std::sqrt(v / o->step.bias_correction2) + o->epsilon) +
+                     spans[e]->weight_decay * std::fabs(o->param[e]);
+      scales[1][e] = m;
+      scales[2][e] = v;
+    }
+    c.scales = scales;
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+}  // namespace scaletrain::parity
