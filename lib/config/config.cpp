@@ -22,6 +22,12 @@ bool reads_instructions(const DataConfig& data) {
          std::any_of(data.validation.begin(), data.validation.end(), is_instructions);
 }
 
+bool reads_text(const DataConfig& data) {
+  const auto is_text = [](const auto& source) { return source.records == RecordKind::text; };
+  return std::any_of(data.train.begin(), data.train.end(), is_text) ||
+         std::any_of(data.validation.begin(), data.validation.end(), is_text);
+}
+
 void add_held_out_sets(DataConfig& data) {
   for (std::size_t i = 0; i < data.train.size(); ++i) {
     const SourceConfig& source = data.train[i];

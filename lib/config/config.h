@@ -25,7 +25,8 @@ enum class PositionKind { learned, rope };
 enum class RopeScalingKind { none, linear, llama3 };
 enum class InitKind { normal, xavier, he };
 enum class TokenizerKind { bytes, ids, bpe, sentencepiece };
-enum class DocumentAttention { across, within };
+// `instructions`: within what is packed of instructions, across text.
+enum class DocumentAttention { across, within, instructions };
 enum class SourceKind { automatic, text, jsonl, parquet, tokens };
 // What a record (a document of text, a line of JSONL) holds: text; `messages` of a conversation; `prompt` and
 // `completion`. All but text are instructions.
@@ -127,14 +128,16 @@ struct TokenizerConfig {
 };
 
 struct DocumentsConfig {
-  // within: a token attends to its own document alone, and positions begin at 0 with each. The default where a source
-  // is of instructions (fill_defaults).
+  // within: a token attends to its own document alone, and positions begin at 0 with each. Without a choice, what is
+  // packed of instructions is computed within and text across (fill_defaults).
   DocumentAttention attention = DocumentAttention::across;
   bool loss_across = true;  // the first token of a document is predicted from what the document before it ends with
 
   bool operator==(const DocumentsConfig&) const = default;
   // Whether data that does not say where its documents end will not do.
   bool need_ends() const { return attention == DocumentAttention::within || !loss_across; }
+  // Whether samples say where their documents begin: where it is `instructions` those of text are one.
+  bool are_told_apart() const { return attention != DocumentAttention::across; }
 };
 
 // Documents of a source that are not trained on but evaluated on: a share of all, by a hash of each.
@@ -184,6 +187,8 @@ struct DataConfig {
 
 // Whether a source or a validation set is of records that are no text.
 bool reads_instructions(const DataConfig& data);
+// Whether one is of text.
+bool reads_text(const DataConfig& data);
 // Puts a set behind the others for each source of `data` that holds documents out. Once.
 void add_held_out_sets(DataConfig& data);
 // What names a set in messages: "data.validation.0", or "data.train.2.split".
@@ -259,6 +264,7 @@ struct LoraConfig {
   double dropout = 0.0;
   // The maps that have one, as the model's family calls them (q_proj), or all-linear.
   std::vector<std::string> targets{"all-linear"};
+  std::optional<std::string> from{};  // a folder of peft's, whose adapters these begin as; nothing: as nothing
 };
 
 struct FinetuneConfig {

@@ -37,10 +37,15 @@ void refuse_difference(const Key<Config>& key, const Config& config, const std::
   const std::string ours = is_given
                                ? key.write(config)
                                : fmt::format("{} has {} {}", *config.model.preset, key.info.path, key.write(config));
+  // What others change on purpose, to train on longer samples than the model was made for.
+  const bool is_rotation = key.info.path.starts_with("model.rope_");
   context.diagnostics.add(place_of(context, named),
                           fmt::format("{}: {}, but the model in {} has {}; leave the key out, or write what the folder "
-                                      "has",
-                                      named, ours, *config.model.init.from, theirs));
+                                      "has{}",
+                                      named, ours, *config.model.init.from, theirs,
+                                      is_rotation ? "; to go on with another rotation, write it into a copy of the "
+                                                    "folder, as its config.json"
+                                                  : ""));
 }
 
 // Positions that are rotated have no table: samples may have another length, but for a window.

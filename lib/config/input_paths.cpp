@@ -52,6 +52,7 @@ std::string shell_hint(const std::string& path) {
 
 void resolve_paths(Config& config, const fs::path& folder) {
   make_absolute(config.model.init.from, folder);
+  if (config.finetune.lora) make_absolute(config.finetune.lora->from, folder);
   make_absolute(config.data.tokenizer.path, folder);
   make_absolute(config.data.cache, folder);
   for (SourceConfig& source : config.data.train) make_absolute(source.path, folder);

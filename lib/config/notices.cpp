@@ -49,15 +49,6 @@ class Notices {
         notices_.emplace_back(
             "data.documents.attention: across lets each conversation read those that were packed before it into the "
             "same sample; within, the default of such data, keeps them apart");
-      const bool trains_on_text = std::any_of(data.train.begin(), data.train.end(), [](const SourceConfig& source) {
-        return source.records == RecordKind::text;
-      });
-      if (data.documents.attention == DocumentAttention::within && !is_given("data.documents.attention") &&
-          trains_on_text)
-        notices_.emplace_back(
-            "data.documents.attention: within, the default where a source or a validation set holds instructions, is "
-            "for the text of data.train too, whose documents then do not see each other; write within or across to say "
-            "which is meant");
       return;
     }
     const auto add_unused = [this](const std::string& key) {

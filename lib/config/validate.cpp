@@ -154,7 +154,9 @@ class Rules : private RuleScope {
     if (model.position == PositionKind::learned && are_fine({"model.position", "model.preset"}))
       refuse_idle("model.rope_theta", model.rope_theta, (preset != nullptr ? *preset : ModelConfig()).rope_theta,
                   {"model.position", "model.preset"}, "it is only for model.position rope; this one is learned");
+    check_emptied("model.rope_scaling", model.rope_scaling.type != RopeScalingKind::none, "type: none");
     check_rope_scaling();
+    check_emptied("model.window", model.window.tokens.has_value(), "tokens: none");
     check_window();
     if (model.scale_embeddings && model.position == PositionKind::learned &&
         are_fine({"model.scale_embeddings", "model.position", "model.preset"}))
@@ -176,6 +178,20 @@ class Rules : private RuleScope {
       refuse_idle("model.init.scale_residual", init.scale_residual, fallback.scale_residual, {"model.init.type"},
                   fmt::format("it is only for model.init.type normal; this one is {}", to_text(init.type)));
     }
+  }
+
+  // Null sets nothing, and so takes nothing away from what a preset or a folder has.
+  void check_emptied(const std::string& section, bool has_values, std::string_view off) {
+    const ModelConfig& model = config_.model;
+    if (!has_values || !context_.emptied.contains(section) || !are_fine({section, "model.preset", "model.init.from"}))
+      return;
+    if (model.init.from)
+      refuse({section},
+             fmt::format("null, but the model in {} has one; leave the key out, or write what the folder has",
+                         *model.init.from));
+    else if (model.preset)
+      refuse({section}, fmt::format("null leaves what {} has; write {{{}}} to take that away, or leave the key out",
+                                    *model.preset, off));
   }
 
   void check_rope_scaling() {
@@ -446,7 +462,8 @@ void fill_defaults(Config& config, Origin origin, std::optional<DeviceKind> devi
   follow_preset(config.model, context, notices);
   if (is_open("model.ffn_hidden")) config.model.ffn_hidden = 4 * config.model.hidden;
   if (!context.given.contains("data.documents.attention") && reads_instructions(config.data))
-    config.data.documents.attention = DocumentAttention::within;
+    config.data.documents.attention =
+        reads_text(config.data) ? DocumentAttention::instructions : DocumentAttention::within;
   // What goes without saying is nothing: two ways to write one model are one config.
   ModelConfig& model = config.model;
   if (model.hidden % model.heads == 0 && model.head_dim == model.hidden / model.heads) model.head_dim.reset();

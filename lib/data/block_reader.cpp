@@ -53,7 +53,7 @@ void fill_sample(std::span<const std::int32_t> tokens, std::span<const std::int6
     const auto position = static_cast<std::size_t>(start);
     SCALETRAIN_CHECK_LT(position, tokens.size());
     if (!rules.loss_across) out.targets[position - 1] = kMaskedTarget;
-    if (out.document_starts != nullptr && position < context) {
+    if (out.document_starts != nullptr && !rules.joins_documents && position < context) {
       out.document_starts->push_back(static_cast<std::int32_t>(start));
     }
   }

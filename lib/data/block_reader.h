@@ -42,7 +42,8 @@ struct SampleBuffers {
 struct SampleRules {
   std::int64_t vocab = 0;
   bool loss_across = true;
-  std::int32_t padding = 0;  // stands behind the last token; never a target
+  bool joins_documents = false;  // a sample of text tells of none but its first, as if it held no other
+  std::int32_t padding = 0;      // stands behind the last token; never a target
 };
 
 // Fills a sample from tokens (at most inputs.size() + 1, at least 2) and the ascending positions in them at which

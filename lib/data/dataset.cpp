@@ -58,6 +58,7 @@ SampleRules sample_rules(const DataConfig& config, const Tokenizer& tokenizer, c
   const std::int32_t padding = tokenizer.end_of_document().value_or(0);
   return {.vocab = options.vocab,
           .loss_across = config.documents.loss_across,
+          .joins_documents = config.documents.attention == DocumentAttention::instructions,
           .padding = padding < options.vocab ? padding : 0};
 }
 
@@ -294,7 +295,10 @@ class OpenValidationSet final : public ValidationSet {
   const std::string& name() const override { return name_; }
   std::string place() const override { return place_; }
   std::int64_t context() const override { return context_; }
-  DocumentAttention attention() const override { return attention_; }
+  DocumentAttention attention() const override {
+    if (attention_ != DocumentAttention::instructions) return attention_;
+    return packed_ ? DocumentAttention::within : DocumentAttention::across;
+  }
   std::int64_t num_samples() const override { return num_samples_; }
   std::int64_t num_tokens() const override { return packed_ ? packed_->num_tokens() : tokens_->num_tokens(); }
   std::uint64_t hash() const override { return hash_; }

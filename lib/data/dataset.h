@@ -131,7 +131,7 @@ class ValidationSet {
   // For messages: "data.validation.0: /data/held-out".
   virtual std::string place() const { return name(); }
   virtual std::int64_t context() const = 0;
-  // What a token of it attends to.
+  // What a token of it attends to: across or within, whichever the config asks for of such data.
   virtual DocumentAttention attention() const { return DocumentAttention::across; }
   virtual std::int64_t num_samples() const = 0;  // at least 1
   virtual std::int64_t num_tokens() const = 0;

@@ -57,7 +57,7 @@ class OpenFoundSource final : public FoundSource {
         files_(find_files(spec_, options.report, find_only(spec_, options.only))) {
     check_keys_are_used(spec_, files_);
     if (spec_.records != RecordKind::text) {
-      rules_ = instruction_rules(spec_.records, config_, tokenizer_.files(), options_.context, spec_.key);
+      rules_ = instruction_rules(spec_.records, config_, tokenizer_, options_.context, spec_.key);
       const InstructionEncoder refuses(*rules_, tokenizer_);
     }
     for (const FoundFile& file : files_) {

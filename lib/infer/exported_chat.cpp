@@ -11,6 +11,7 @@
 #include "checkpoint/hugging_face/hugging_face_config.h"
 #include "data/tokens/chat/chat_template.h"
 #include "data/tokens/companion_files.h"
+#include "infer/generate.h"
 
 namespace scaletrain {
 
@@ -74,6 +75,7 @@ void add_end(ExportedText& text, std::int64_t id) {
 
 void add_chat(ExportedText& text, const LoadedModel& model, const std::filesystem::path& folder) {
   const DataConfig& data = model.config().data;
+  if (const auto end = end_of_completions(model)) add_end(text, *end);
   const bool chats = std::any_of(data.train.begin(), data.train.end(),
                                  [](const SourceConfig& source) { return source.records == RecordKind::messages; });
   if (!chats) return;

@@ -1,18 +1,11 @@
 #include "infer/exported_tokens.h"
 
-#include <fmt/format.h>
+#include <optional>
 
-#include <charconv>
-#include <nlohmann/json.hpp>
-#include <string>
-#include <utility>
-
-#include "base/error.h"
 #include "base/file.h"
-#include "base/json.h"
-#include "base/text.h"
 #include "checkpoint/format/confined_path.h"
 #include "data/tokens/companion_files.h"
+#include "data/tokens/named_tokens.h"
 
 namespace scaletrain {
 
@@ -20,53 +13,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-using nlohmann::json;
 using TokenId = std::optional<std::int64_t>;
-
-std::int64_t number_of(const std::string& text, const std::string& where) {
-  std::int64_t id = -1;
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, id);
-  if (error != std::errc() || stop != end || id < 0)
-    throw InputError(fmt::format("{}: added_tokens_decoder: {} is no token's id", where, quoted(text)));
-  return id;
-}
-
-// tokenizer_config.json, and what its names stand for.
-class NamedTokens {
- public:
-  NamedTokens(const Tokenizer& tokenizer, json config, std::string where)
-      : tokenizer_(tokenizer), config_(std::move(config)), where_(std::move(where)) {}
-
-  // `key`: such as "pad_token".
-  TokenId id(const char* key) const {
-    const auto found = config_.find(key);
-    if (found == config_.end() || found->is_null()) return std::nullopt;
-    const std::string text = found->is_object() ? json_string(*found, "content", fmt::format("{}: {}", where_, key))
-                                                : json_string(config_, key, where_);
-    if (const TokenId added = added_id(text)) return added;
-    if (!tokenizer_.reads_text()) return std::nullopt;
-    const std::vector<std::int32_t> tokens = tokenizer_.encode(text);
-    return tokens.size() == 1 ? TokenId(tokens.front()) : std::nullopt;
-  }
-
- private:
-  TokenId added_id(const std::string& text) const {
-    const auto added = config_.find("added_tokens_decoder");
-    if (added == config_.end() || !added->is_object()) return std::nullopt;
-    for (const auto& [id, token] : added->items()) {
-      if (!token.is_object()) continue;
-      const auto content = token.find("content");
-      if (content != token.end() && content->is_string() && content->get<std::string>() == text)
-        return number_of(id, where_);
-    }
-    return std::nullopt;
-  }
-
-  const Tokenizer& tokenizer_;
-  json config_;
-  std::string where_;
-};
 
 // What the tokenizer itself says.
 SpecialTokens own_tokens(const Tokenizer& tokenizer) {
@@ -77,11 +24,7 @@ SpecialTokens own_tokens(const Tokenizer& tokenizer) {
 }
 
 SpecialTokens named_tokens(const Tokenizer& tokenizer, const fs::path& folder) {
-  const fs::path file = confined_path(folder, kTokenizerConfigFile, folder.string());
-  const std::string where = file.string();
-  json config = read_json_file(file);
-  if (!config.is_object()) throw InputError(where + ": is no JSON object");
-  const NamedTokens named(tokenizer, std::move(config), where);
+  const NamedTokens named(tokenizer, confined_path(folder, kTokenizerConfigFile, folder.string()));
   SpecialTokens tokens{.begin = named.id("bos_token"), .end = {}, .pad = named.id("pad_token")};
   if (const TokenId end = named.id("eos_token")) tokens.end = {*end};
   return tokens;

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "data/instructions/instruction_source.h"
 #include "infer/stop_strings.h"
 
 namespace scaletrain {
@@ -49,6 +50,16 @@ std::vector<std::int32_t> prompt_tokens(LoadedModel& model, std::string_view tex
   return tokens;
 }
 
+std::optional<std::int32_t> end_of_completions(const LoadedModel& model) {
+  const DataConfig& data = model.config().data;
+  const bool completes = std::any_of(data.train.begin(), data.train.end(), [](const SourceConfig& source) {
+    return source.records == RecordKind::prompt_completion;
+  });
+  if (!completes) return std::nullopt;
+  const auto end = completion_end(data, model.tokenizer());
+  return end ? std::optional(end->token) : std::nullopt;
+}
+
 namespace {
 
 Decoder make_decoder(LoadedModel& model, const Generator::Extent& extent) {
@@ -80,6 +91,7 @@ class Generator::Run {
         ends_(options.end_tokens),
         told_(options.first_prompt, 0) {
     if (const auto end = model_.tokenizer().end_of_document()) ends_.push_back(*end);
+    if (const auto end = end_of_completions(model_)) ends_.push_back(*end);
     for (std::int64_t slot = 0; slot < generator_.extent_.batch; ++slot) free_.push_back(slot);
   }
 
@@ -122,17 +134,21 @@ class Generator::Run {
     const std::int64_t slot = free_.front();
     free_.pop_front();
     const std::vector<std::int32_t>& tokens = prompts_[static_cast<std::size_t>(prompt - options_.first_prompt)];
-    if (sample == 0) {
-      read_prompt(slot, tokens);
-    } else {
-      // The first sample's sequence still begins with the prompt, however far it has come.
-      decoder_.copy_sequence(prompt_slot_, slot);
-      decoder_.truncate(slot, static_cast<std::int64_t>(tokens.size()));
-    }
+    if (sample == 0 || !begins_with_prompt(slot, tokens)) read_prompt(slot, tokens);
     held(slot) = tokens;
     active_.push_back(
         {.slot = slot, .sample = begun(prompt, sample), .stop = StopStrings(options_.stop), .past = tokens});
     if (!go_on(active_.back(), prompt_logits_)) active_.pop_back();
+  }
+
+  // The first sample's sequence still begins with the prompt, however far it has come, unless windows have let go of
+  // it.
+  bool begins_with_prompt(std::int64_t slot, std::span<const std::int32_t> tokens) {
+    const auto length = static_cast<std::int64_t>(tokens.size());
+    decoder_.copy_sequence(prompt_slot_, slot);
+    if (decoder_.truncate(slot, length) == length) return true;
+    held(slot).clear();
+    return false;
   }
 
   void read_prompt(std::int64_t slot, std::span<const std::int32_t> tokens) {
@@ -142,7 +158,7 @@ class Generator::Run {
       // The last one is read again, for the logits.
       while (known + 1 < tokens.size() && known < before.size() && tokens[known] == before[known]) ++known;
     }
-    decoder_.truncate(slot, static_cast<std::int64_t>(known));
+    known = static_cast<std::size_t>(decoder_.truncate(slot, static_cast<std::int64_t>(known)));
     const std::span<const float> logits = decoder_.append(slot, tokens.subspan(known));
     prompt_logits_.assign(logits.begin(), logits.end());
     prompt_slot_ = slot;

@@ -45,6 +45,9 @@ std::vector<std::int32_t> prompt_tokens(LoadedModel& model, std::string_view tex
 // UserError beginning with `where` for a prompt that leaves no room in the model's context.
 void check_prompt_fits(const LoadedModel& model, std::span<const std::int32_t> tokens, const std::string& where);
 
+// What a run that was trained on prompts and completions ends these with; nothing of any other.
+std::optional<std::int32_t> end_of_completions(const LoadedModel& model);
+
 // What is called of a sample, in the thread of Generator::run.
 struct GenerationEvents {
   // The next part of its text. Those of several samples come as they are computed.
@@ -54,7 +57,8 @@ struct GenerationEvents {
 };
 
 // Not thread-safe. A sample is a pure function of the model, its prompt, the options and the indices of prompt and
-// sample: the same whatever is computed beside it. A prompt is read once for all its samples.
+// sample: the same whatever is computed beside it. A prompt is read once for all its samples, but for those that begin
+// when the first one has left the windows of the model's layers behind.
 class Generator {
  public:
   struct Extent {

@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/text.h"
+#include "checkpoint/hugging_face/adapter_import.h"
 #include "checkpoint/hugging_face/hugging_face.h"
 #include "checkpoint/merge_adapters.h"
 #include "config/load.h"
@@ -63,6 +64,11 @@ LocatedModel locate_model(const fs::path& path) {
     }
     throw InputError(fmt::format("{}: the run folder holds no checkpoint that can be read", path.string()));
   }
+  if (is_adapter_folder(path))
+    throw InputError(
+        fmt::format("{}: holds adapters of peft's (adapter_config.json) and no model: merge them into their base with "
+                    "peft's merge_and_unload(), or train on from them with finetune.lora.from",
+                    path.string()));
   throw InputError(
       fmt::format("{}: neither a checkpoint (manifest.json), a Hugging Face model (config.json) nor a run folder "
                   "(checkpoints/)",

@@ -19,15 +19,38 @@ constexpr std::int64_t max_piece = 256;
 // backend/cpu/matmul.cpp), so that a sequence's numbers do not depend on the others.
 constexpr std::int64_t step_rows = 4;
 
+// Of a layer with a window: how many tokens more than it sees stay when others go, so that a few may be taken back.
+constexpr std::int64_t kept_behind = max_piece;
+
 // A cached row: G·D of key, G·D of value.
 std::int64_t cache_features(const ModelSpec& spec) {
   return 2 * spec.kv_heads * spec.head_size;
 }
 
-std::size_t layer_cache_bytes(const ModelSpec& spec, DType compute, std::int64_t context, std::int64_t sequences) {
-  const auto rows = checked_mul(context, sequences);
+// Tokens before the next one that a layer with this window sees.
+std::int64_t seen_before(std::int64_t window) {
+  return window - 1;
+}
+
+// Tokens that a layer keeps of a sequence. With a window they lie in a row and not in a ring: a piece has room behind
+// those that it sees, and once there is none, what is kept moves to the front, which is seldom enough to cost nothing.
+std::int64_t kept_tokens(const ModelSpec& spec, std::int64_t layer, std::int64_t context) {
+  const std::int64_t window = layer_spec(spec, layer).window;
+  if (window == 0) return context;
+  return std::min(context, seen_before(window) + kept_behind + 2 * max_piece);
+}
+
+std::size_t layer_cache_bytes(const ModelSpec& spec, DType compute, std::int64_t tokens, std::int64_t sequences) {
+  const auto rows = checked_mul(tokens, sequences);
   return align_up(static_cast<std::size_t>(checked_mul(rows, cache_features(spec))) * size_of(compute));
 }
+
+// Where a layer's keys and values lie.
+struct LayerCache {
+  std::size_t offset = 0;
+  std::int64_t tokens = 0;          // of each sequence
+  std::vector<std::int64_t> first;  // of each sequence: which of its tokens is the first that is kept
+};
 
 // Tokens of one sequence that follow each other, in the rows [first_row, first_row + rows) of what goes through the
 // model at once.
@@ -88,8 +111,13 @@ struct Decoder::Impl {
     RegionAllocator counter = RegionAllocator::counting();
     carve_rows(counter, most_rows());
     buffer = backend.allocate(counter.used());
-    layer_bytes = layer_cache_bytes(spec, compute, context, sequences());
-    cache = backend.allocate(checked_mul(layer_bytes, static_cast<std::size_t>(spec.layers)));
+    std::size_t bytes = 0;
+    for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
+      const std::int64_t tokens = kept_tokens(spec, layer, context);
+      layers.push_back({.offset = bytes, .tokens = tokens, .first = std::vector<std::int64_t>(lengths.size(), 0)});
+      bytes = checked_add(bytes, layer_cache_bytes(spec, compute, tokens, sequences()));
+    }
+    cache = backend.allocate(bytes);
     logits.resize(static_cast<std::size_t>(sequences() * spec.vocab));
   }
 
@@ -115,9 +143,41 @@ struct Decoder::Impl {
     return t;
   }
 
+  // [tokens that are kept, 2·G·D]
   View layer_cache(std::int64_t layer, std::int64_t sequence) const {
-    const std::size_t rows = static_cast<std::size_t>(sequence * context * cache_features(spec)) * size_of(compute);
-    return cache.view(static_cast<std::size_t>(layer) * layer_bytes + rows, compute, {context, cache_features(spec)});
+    const LayerCache& at = layers[static_cast<std::size_t>(layer)];
+    const std::size_t rows = static_cast<std::size_t>(sequence * at.tokens * cache_features(spec)) * size_of(compute);
+    return cache.view(at.offset + rows, compute, {at.tokens, cache_features(spec)});
+  }
+  std::int64_t& first_kept(std::int64_t layer, std::int64_t sequence) {
+    return layers[static_cast<std::size_t>(layer)].first[static_cast<std::size_t>(sequence)];
+  }
+
+  // Lets go of what no token from the next one on sees, if the next ones find no room otherwise.
+  void make_room(std::int64_t layer, const TokenRun& run, std::int64_t window) {
+    const std::int64_t past = length(run.sequence);
+    const View cached = layer_cache(layer, run.sequence);
+    std::int64_t& first = first_kept(layer, run.sequence);
+    if (past + run.rows - first <= cached.shape()[0]) return;
+    const std::int64_t next = past - seen_before(window) - kept_behind;
+    const std::int64_t step = next - first;
+    SCALETRAIN_CHECK(step > 0 && past + run.rows - next <= cached.shape()[0]);
+    // A part at a time, which does not overlap with where it goes.
+    for (std::int64_t row = 0; row < past - next; row += step) {
+      const std::int64_t count = std::min(step, past - next - row);
+      backend.copy(stream, cached.rows(row + step, count), cached.rows(row, count));
+    }
+    first = next;
+  }
+
+  // How many of a sequence's tokens may be left, at most `length`, for those behind them to see all that they should.
+  std::int64_t longest_prefix(std::int64_t sequence, std::int64_t length) {
+    for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
+      const std::int64_t window = layer_spec(spec, layer).window;
+      const std::int64_t first = first_kept(layer, sequence);
+      if (window > 0 && first > 0 && length - seen_before(window) < first) return 0;
+    }
+    return length;
   }
 
   // [2,n]: ids and positions, as kernels read them.
@@ -152,14 +212,14 @@ struct Decoder::Impl {
     store.release(0);
   }
 
-  // rows: of one run.
-  void append_to_cache(const BlockTensors& rows, const View& target, std::int64_t first_token) {
+  // rows: of one run. first_row: of the target.
+  void append_to_cache(const BlockTensors& rows, const View& target, std::int64_t first_row) {
     const std::int64_t queries = spec.heads * spec.head_size;
     const std::int64_t keys = spec.kv_heads * spec.head_size;
     const auto copy = [&](const View& matrix, std::int64_t row, std::int64_t first, std::int64_t count,
                           std::int64_t place) {
       backend.run(stream, Copy{.input = part(matrix, row * matrix.shape()[1] + first, {count}),
-                               .output = part(target, (first_token + row) * cache_features(spec) + place, {count})});
+                               .output = part(target, (first_row + row) * cache_features(spec) + place, {count})});
     };
     for (std::int64_t i = 0; i < rows.qkv.shape()[0]; ++i) {
       if (!rows.query_key) {
@@ -174,19 +234,21 @@ struct Decoder::Impl {
   void attention(std::int64_t layer, const ModelSpec& of_layer, const TokenRun& run, const BlockTensors& t) {
     const std::int64_t past = length(run.sequence);
     const BlockTensors rows = rows_of(t, spec, run.first_row, run.rows);
+    make_room(layer, run, of_layer.window);
     const View cached = layer_cache(layer, run.sequence);
-    append_to_cache(rows, cached, past);
-    const Shape keys{1, past + run.rows, spec.kv_heads, spec.head_size};
+    const std::int64_t first = first_kept(layer, run.sequence);
+    append_to_cache(rows, cached, past - first);
+    const Shape keys{1, past + run.rows - first, spec.kv_heads, spec.head_size};
     const std::int64_t key_features = spec.kv_heads * spec.head_size;
     const QkvHeads heads = split_qkv(rows.qkv, rows.query_key, spec, {1, run.rows});
     backend.run(stream, AttentionForward{.shape = {.batch = 1,
                                                    .num_queries = run.rows,
-                                                   .num_keys = past + run.rows,
+                                                   .num_keys = past + run.rows - first,
                                                    .heads = spec.heads,
                                                    .kv_heads = spec.kv_heads,
                                                    .head_size = spec.head_size,
                                                    .first_query = past,
-                                                   .first_key = 0,
+                                                   .first_key = first,
                                                    .scale = attention_scale(spec),
                                                    .window = of_layer.window,
                                                    .softcap = spec.attention_softcap},
@@ -291,8 +353,21 @@ struct Decoder::Impl {
     if (from == to) return;
     length(to) = tokens;
     if (tokens == 0) return;
-    for (std::int64_t layer = 0; layer < spec.layers; ++layer)
-      backend.copy(stream, layer_cache(layer, from).rows(0, tokens), layer_cache(layer, to).rows(0, tokens));
+    for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
+      const std::int64_t first = first_kept(layer, from);
+      first_kept(layer, to) = first;
+      backend.copy(stream, layer_cache(layer, from).rows(0, tokens - first),
+                   layer_cache(layer, to).rows(0, tokens - first));
+    }
+  }
+
+  std::int64_t truncate(std::int64_t sequence, std::int64_t most) {
+    SCALETRAIN_CHECK(most >= 0);
+    SCALETRAIN_CHECK_LE(most, length(sequence));
+    length(sequence) = longest_prefix(sequence, most);
+    if (length(sequence) == 0)
+      for (std::int64_t layer = 0; layer < spec.layers; ++layer) first_kept(layer, sequence) = 0;
+    return length(sequence);
   }
 
   const ModelSpec spec;
@@ -304,8 +379,8 @@ struct Decoder::Impl {
   std::vector<std::int64_t> lengths;  // of each sequence
   DType compute;
   Buffer buffer;
-  Buffer cache;  // of each layer: of each sequence [context, 2·G·D]
-  std::size_t layer_bytes = 0;
+  Buffer cache;  // of each layer: of each sequence layer_cache()
+  std::vector<LayerCache> layers;
   MirroredBuffer tokens_told;  // ids and positions of what goes through at once
   Event tokens_read;           // by all that reads them
   MirroredBuffer logits_told;  // [sequences,V]
@@ -319,7 +394,10 @@ Decoder::Decoder(const Transformer& model, Backend& backend, Stream& stream, Par
 Decoder::~Decoder() = default;
 
 std::size_t Decoder::cache_bytes(const ModelSpec& spec, DType compute, std::int64_t context, std::int64_t sequences) {
-  return checked_mul(layer_cache_bytes(spec, compute, context, sequences), static_cast<std::size_t>(spec.layers));
+  std::size_t bytes = 0;
+  for (std::int64_t layer = 0; layer < spec.layers; ++layer)
+    bytes = checked_add(bytes, layer_cache_bytes(spec, compute, kept_tokens(spec, layer, context), sequences));
+  return bytes;
 }
 
 std::span<const float> Decoder::append(std::int64_t sequence, std::span<const std::int32_t> tokens) {
@@ -343,10 +421,8 @@ void Decoder::copy_sequence(std::int64_t from, std::int64_t to) {
   impl_->copy_sequence(from, to);
 }
 
-void Decoder::truncate(std::int64_t sequence, std::int64_t length) {
-  SCALETRAIN_CHECK(length >= 0);
-  SCALETRAIN_CHECK_LE(length, impl_->length(sequence));
-  impl_->length(sequence) = length;
+std::int64_t Decoder::truncate(std::int64_t sequence, std::int64_t length) {
+  return impl_->truncate(sequence, length);
 }
 
 std::int64_t Decoder::length(std::int64_t sequence) const {

@@ -10,8 +10,9 @@
 
 namespace scaletrain {
 
-// The keys and values of a batch of sequences, each of at most `context` tokens and at a length of its own. Uses the
-// backend and store it was made with; not thread-safe.
+// The keys and values of a batch of sequences, each of at most `context` tokens and at a length of its own. Of a layer
+// with a window those that it sees are kept, and some hundreds more. Uses the backend and store it was made with; not
+// thread-safe.
 //
 // A sequence's logits do not depend on which others are in the batch, to the bit on the reference and the cpu backend:
 // products of few rows are computed row by row there, and a step never multiplies more rows at once. They do depend on
@@ -42,8 +43,9 @@ class Decoder {
 
   // `to` becomes what `from` is.
   void copy_sequence(std::int64_t from, std::int64_t to);
-  // Forgets all but the first `length` tokens of a sequence.
-  void truncate(std::int64_t sequence, std::int64_t length);
+  // Forgets all but the first `length` tokens of a sequence, and returns how many are left: all of these, or none where
+  // windows have let go of what the tokens behind them would see. The last 256 can always be forgotten.
+  std::int64_t truncate(std::int64_t sequence, std::int64_t length);
   void reset(std::int64_t sequence = 0) { truncate(sequence, 0); }
   std::int64_t length(std::int64_t sequence = 0) const;
 

@@ -306,7 +306,8 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
   const BatchCut cut = cut_batch(config.train, data);
   phase.num_micro_batches = cut.count;
   phase.micro_batch = {cut.samples, config.model.context};
-  phase.document_attention = config.data.documents.attention;
+  phase.document_attention =
+      config.data.documents.are_told_apart() ? DocumentAttention::within : DocumentAttention::across;
   phase.compute = compute_type_of(config.compute_precision());
   if (config.precision.reduce == Precision::bf16) phase.reduce = DType::bf16;
   phase.packed_bytes = [type = phase.compute](const Shape& weight) { return cpu_packed_bytes(weight, type); };

@@ -81,8 +81,10 @@ std::int64_t max_evaluated(const Config& config) {
 
 MeasuredOn measured_on(const ValidationSet& set, const Config& config) {
   const DocumentsConfig& documents = config.data.documents;
-  const std::uint64_t rules =
-      (documents.loss_across ? 1u : 0u) + (documents.attention == DocumentAttention::within ? 2u : 0u);
+  const bool is_within =
+      documents.attention == DocumentAttention::within ||
+      (documents.attention == DocumentAttention::instructions && set.attention() == DocumentAttention::within);
+  const std::uint64_t rules = (documents.loss_across ? 1u : 0u) + (is_within ? 2u : 0u);
   const std::array<std::uint64_t, 3> data = {set.hash(), static_cast<std::uint64_t>(set.context()), rules};
   return {hash_bytes(std::as_bytes(std::span(data))), evaluated_samples(set, max_evaluated(config))};
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Adapters that scaletrain trained, in peft: for several families and targets peft loads the exported adapter, and computes what the merged
-export computes, which is not what the base does.
+export computes, which is not what the base does. And the other way: adapters of random numbers that peft has saved are what a run begins
+as (finetune.lora.from), whose merged export computes what they compute in peft.
 
     venv/bin/python tests/peers/adapters.py build/release/bin/scaletrain    (scripts/peers.sh makes the environment and runs this)
 """
@@ -28,6 +29,28 @@ TARGETS = {
     "gemma": ["[all-linear]", "[self_attn.v_proj, mlp.gate_proj]"],
     "gemma 2": ["[q_proj, o_proj]"],
 }
+
+
+def check_beginning(program, folder, name, targets, ids):
+    """A run of one step that learns next to nothing has the adapters that it began as."""
+    lora = peft.LoraConfig(task_type="CAUSAL_LM", r=3, lora_alpha=7, fan_in_fan_out=name == "gpt2",
+                           target_modules="all-linear" if targets == "[all-linear]" else targets[1:-1].split(", "))
+    adapted = peft.get_peft_model(families.load(folder / "source"), lora).eval()
+    with torch.no_grad():
+        for key, values in adapted.named_parameters():
+            if ".lora_B." in key:
+                values.normal_(0, 0.3)
+    adapted.save_pretrained(folder / "peft")
+    config = (folder / "config.yaml").read_text().replace(str(folder / "run"), str(folder / "begun"))
+    config = config.replace("lora: {rank", f"lora: {{from: {folder / 'peft'}, rank").replace("steps: 20", "steps: 1")
+    (folder / "begun.yaml").write_text(config.replace("learning_rate: 1e-2", "learning_rate: 1e-12"))
+    families.call(program, "run", folder / "begun.yaml")
+    families.call(program, "checkpoint", "export", folder / "begun", "--to", "huggingface", "--output", folder / "begun_merged")
+    with torch.no_grad():
+        ours, theirs = families.load(folder / "begun_merged")(input_ids=ids).logits, adapted(input_ids=ids).logits
+    difference = ((ours - theirs).abs().max() / theirs.abs().max()).item()
+    assert difference < 1e-5, (name, targets, difference)
+    return difference
 
 
 def check(program, folder, name, targets, seed):
@@ -60,7 +83,8 @@ def check(program, folder, name, targets, seed):
     theirs = adapted.merge_and_unload().state_dict()
     for key, values in load_file(folder / "merged" / "model.safetensors").items():
         assert torch.allclose(values, theirs[key], rtol=0, atol=1e-6), (name, key)
-    print(f"{name}, {targets}: {len(stored)} tensors; logits differ by {difference:.1e} of the largest")
+    begun = check_beginning(program, folder, name, targets, ids)
+    print(f"{name}, {targets}: {len(stored)} tensors; logits differ by {difference:.1e} of the largest, from peft's own by {begun:.1e}")
 
 
 def main():

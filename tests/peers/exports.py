@@ -27,6 +27,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 TEXTS = ["Hello world, it's 12345 o'clock", "  two  spaces\n\n  and a tab\t!", "naïve 日本語 😀 x", "a", "\n\n  x\t"]
 LLAMA = "position: rope, norm: rmsnorm, activation: swiglu, tie_embeddings: false"
+GEMMA = ("position: rope, norm: rmsnorm, norm_zero_centered: true, activation: geglu, scale_embeddings: true, bias: false, kv_heads: 2, "
+         "head_dim: 32, tie_embeddings: true")
 CONTEXT, SAMPLES = 64, 2
 
 FAMILIES = {
@@ -35,6 +37,10 @@ FAMILIES = {
     "llama, biases": LLAMA + ", bias: true, rope_scaling: {type: linear, factor: 2}",
     "mistral": LLAMA + ", bias: false, head_dim: 32",
     "qwen2": LLAMA + ", bias: false, qkv_bias: true, kv_heads: 2",
+    "gemma": GEMMA,
+    "gemma2": GEMMA + ", post_norm: true, attention_softcap: 5, logit_softcap: 8, window: {tokens: 16, global_every: 2}",
+    "gemma3": "layers: 7, " + GEMMA + ", post_norm: true, qk_norm: true, rope_theta: 1e6, rope_scaling: {type: linear, factor: 2}, "
+              "window: {tokens: 16, global_every: 6, rope_theta: 1e4}",
     "qwen3": LLAMA + ", bias: false, qk_norm: true, head_dim: 32",
 }
 
@@ -49,7 +55,7 @@ def call(program, *arguments):
 def train(program, folder, model, tokenizer, steps, rate):
     run = folder / "run"
     (folder / "config.yaml").write_text(
-        f"run: {{directory: {run}, device: cpu}}\nmodel: {{layers: 2, hidden: 64, heads: 4, context: {CONTEXT}, {model}}}\n"
+        f"run: {{directory: {run}, device: cpu}}\nmodel: {{{'' if 'layers:' in model else 'layers: 2, '}hidden: 64, heads: 4, context: {CONTEXT}, {model}}}\n"
         f"data: {{tokenizer: {tokenizer}, train: [{{path: {folder / 'text.txt'}}}]}}\n"
         f"train: {{steps: {steps}, global_batch: 8, micro_batch: 8, optimizer: {{learning_rate: {rate}}}}}\nprecision: {{compute: fp32}}\n")
     call(program, "run", folder / "config.yaml")

@@ -11,7 +11,9 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "commands.h"
+#include "config/keys/keys.h"
 #include "data/corpus/inspection.h"
+#include "data/instructions/instruction_record.h"
 #include "data_arguments.h"
 #include "option_checks.h"
 #include "telemetry/count_progress.h"
@@ -46,10 +48,11 @@ nlohmann::json file_json(const InspectedFile& file) {
   nlohmann::json object = {{"path", file.path.string()}, {"kind", file.kind},   {"bytes", file.bytes},
                            {"documents", nullptr},       {"tokens", nullptr},   {"dtype", nullptr},
                            {"tokenizer", nullptr},       {"shown", file.shown}, {"problem", nullptr},
-                           {"learned", nullptr}};
+                           {"learned", nullptr},         {"records", nullptr}};
   if (file.documents) object["documents"] = *file.documents;
   if (file.tokens) object["tokens"] = *file.tokens;
   if (file.learned) object["learned"] = *file.learned;
+  if (file.records) object["records"] = std::string(to_text(*file.records));
   if (!file.dtype.empty()) object["dtype"] = file.dtype;
   if (!file.tokenizer.empty()) object["tokenizer"] = file.tokenizer;
   if (file.problem) object["problem"] = *file.problem;
@@ -63,6 +66,7 @@ std::string file_text(const InspectedFile& file) {
   if (!file.dtype.empty()) text += " of " + file.dtype;
   if (file.learned) text += ", " + grouped_digits(static_cast<std::uint64_t>(*file.learned)) + " of them learned";
   text += file.problem ? "; damaged\n" : "\n";
+  if (file.records) text += "  " + instruction_uses(*file.records) + "\n";
   if (!file.tokenizer.empty()) text += "  tokenizer: " + file.tokenizer + "\n";
   for (std::size_t i = 0; i < file.shown.size(); ++i) text += fmt::format("  document {}: {}\n", i, file.shown[i]);
   return text;

@@ -69,11 +69,6 @@ std::string text_of(const Measured& measured, const EvaluationResult& after, con
       std::exp(after.loss), grouped_digits(static_cast<std::uint64_t>(after.tokens)));
 }
 
-// The format has no windows: a model that has them, and read none of more, is one without them up to there.
-std::int64_t context_of(const ModelConfig& model, std::int64_t exported) {
-  return model.window.tokens ? std::min(exported, *model.window.tokens) : exported;
-}
-
 // Of these matrices the rows are no whole groups.
 std::int64_t num_kept_apart(const ParamTable& table, GgufType type) {
   const auto parameters = table.parameters();
@@ -99,7 +94,8 @@ ExitCode export_as_gguf(const LocatedModel& located, const GgufArguments& argume
     request.model.vocab = found.transformer().spec().vocab;
     check_gguf_export(request.model, request.file);
     exported = exported_text(found, located);
-    request.model.context = context_of(request.model, exported.context);
+    request.model.context = gguf_context(request.model, exported.context);
+    check_gguf_export(request.model, request.file);
     vocabulary = gguf_vocabulary(found, exported);
     // What cannot be measured is known before anything is written.
     if (rounds) sets = open_sets(arguments.data, found, arguments.records);

@@ -36,18 +36,76 @@ struct GgufFamily {
   // of query and key are put in the other order.
   bool pairs_neighbours = false;
   bool scales_rope = false;  // reads rope_freqs.weight, the divisors of Llama 3's scaling
+  // What it has of windows: the last of so many layers sees all. 0: it has none.
+  std::int64_t global_every = 0;
+  bool caps = false;                   // scores and logits are capped, always
+  bool heads_are_embeddings = false;   // it reads no head of its own
+  std::int64_t layers_of_largest = 0;  // the model whose scores are scaled by hidden / heads; others by the head size
 };
 
-constexpr std::array<GgufFamily, 5> gguf_families = {
+constexpr std::array<GgufFamily, 8> gguf_families = {
     {{.type = "gpt2", .architecture = "gpt2"},
      {.type = "llama", .architecture = "llama", .pairs_neighbours = true, .scales_rope = true},
      {.type = "mistral", .architecture = "llama", .pairs_neighbours = true, .scales_rope = true},
      {.type = "qwen2", .architecture = "qwen2"},
-     {.type = "qwen3", .architecture = "qwen3"}}};
+     {.type = "qwen3", .architecture = "qwen3"},
+     {.type = "gemma", .architecture = "gemma", .heads_are_embeddings = true},
+     {.type = "gemma2",
+      .architecture = "gemma2",
+      .global_every = 2,
+      .caps = true,
+      .heads_are_embeddings = true,
+      .layers_of_largest = 46},
+     {.type = "gemma3_text", .architecture = "gemma3", .global_every = 6, .layers_of_largest = 62}}};
 
 // What Hugging Face would call it: config.json knows every family, and what it cannot say is refused there.
 json hugging_face_config_of(const ModelConfig& model) {
   return json::parse(hugging_face_config_text(model, DType::f32, {}));
+}
+
+[[noreturn]] void refuse_key(const GgufFamily& family, std::string_view key, const std::string& value,
+                             std::string_view theirs) {
+  throw UserError(fmt::format("--to gguf: {}: {} is not what llama.cpp computes with {}, {}; --to huggingface has it",
+                              key, value, family.architecture, theirs));
+}
+
+bool has_windows(const ModelConfig& model) {
+  return model.window.tokens && *model.window.tokens < model.context;
+}
+
+// Whether the same layers have windows there.
+bool has_same_pattern(const ModelConfig& model, const GgufFamily& family) {
+  if (family.global_every == 0) return false;
+  const std::int64_t every = model.window.global_every;
+  for (std::int64_t layer = 1; layer <= model.layers; ++layer)
+    if ((every > 0 && layer % every == 0) != (layer % family.global_every == 0)) return false;
+  return true;
+}
+
+void check_windows(const ModelConfig& model, const GgufFamily& family) {
+  if (!has_windows(model) || has_same_pattern(model, family)) return;
+  const WindowConfig& window = model.window;
+  if (family.global_every == 0)
+    refuse_key(family, "model.window.tokens", std::to_string(*window.tokens), "whose attention reaches all before");
+  refuse_key(family, "model.window.global_every", std::to_string(window.global_every),
+             fmt::format("which is {}", family.global_every));
+}
+
+// What Gemma's families fix there that config.json leaves open.
+void check_gemma(const ModelConfig& model, const GgufFamily& family) {
+  if (!model.norm_zero_centered) return;
+  const bool is_largest = model.layers == family.layers_of_largest;
+  const double scalar = static_cast<double>(is_largest ? model.hidden / model.heads : model.head_size());
+  if (model.query_scalar() != scalar)
+    refuse_key(family, "model.query_pre_attn_scalar", fmt::format("{:g}", model.query_scalar()),
+               fmt::format("which is {:g}", scalar));
+  const auto capped = [](const std::optional<double>& cap) { return cap ? fmt::format("{:g}", *cap) : "none"; };
+  if (family.caps != model.attention_softcap.has_value())
+    refuse_key(family, "model.attention_softcap", capped(model.attention_softcap),
+               family.caps ? "which has one" : "which has none");
+  if (family.caps && !model.logit_softcap) refuse_key(family, "model.logit_softcap", "none", "which has one");
+  if (family.heads_are_embeddings && !model.tie_embeddings)
+    refuse_key(family, "model.tie_embeddings", "false", "whose head is the embedding");
 }
 
 const GgufFamily& family_of(const ModelConfig& model, const json& config) {
@@ -56,18 +114,15 @@ const GgufFamily& family_of(const ModelConfig& model, const json& config) {
       std::find_if(gguf_families.begin(), gguf_families.end(), [&](const GgufFamily& one) { return one.type == type; });
   if (family == gguf_families.end())
     throw UserError(fmt::format(
-        "--to gguf: the family {} is not supported; gpt2, llama, mistral, qwen2 and qwen3 are; --to huggingface has it",
+        "--to gguf: the family {} is not supported; gpt2, llama, mistral, qwen2, qwen3 and gemma to gemma 3 are; --to "
+        "huggingface has it",
         type));
   if (model.activation == ActivationKind::gelu)
     throw UserError(
         "--to gguf: model.activation: gelu is not what llama.cpp computes in a GPT-2, which is gelu_tanh; --to "
         "huggingface has it");
-  if (model.window.tokens && *model.window.tokens < model.context)
-    throw UserError(
-        fmt::format("--to gguf: model.window.tokens: {} is not what llama.cpp computes with {}, whose attention "
-                    "reaches all before; "
-                    "--to huggingface has it",
-                    *model.window.tokens, family->architecture));
+  check_windows(model, *family);
+  check_gemma(model, *family);
   if (model.rope_scaling.type == RopeScalingKind::llama3 && !family->scales_rope)
     throw UserError(fmt::format(
         "--to gguf: model.rope_scaling: llama3 is not supported with {} there; --to huggingface has it", type));
@@ -98,10 +153,12 @@ constexpr std::pair<std::string_view, std::string_view> tensor_names[] = {
     {"attention.query_norm", "attn_q_norm"},
     {"attention.key_norm", "attn_k_norm"},
     {"attention.output", "attn_output"},
+    {"attention_post_norm", "post_attention_norm"},
     {"ffn_norm", "ffn_norm"},
     {"ffn.gate", "ffn_gate"},
     {"ffn.up", "ffn_up"},
     {"ffn.down", "ffn_down"},
+    {"ffn_post_norm", "post_ffw_norm"},
     {"head.norm", "output_norm"},
     {"head", "output"},
 };
@@ -198,6 +255,20 @@ std::string_view word_of(GgufType type) {
       return "bf16";
   }
   return "";
+}
+
+// Beyond its length a window of a model changes nothing; a family that has windows is told of one all the same where
+// leaving it out would mean the family's own.
+void add_windows_and_caps(GgufMetadata& metadata, const ModelConfig& model, const GgufFamily& family) {
+  const std::string arch(family.architecture);
+  if (has_windows(model) || (family.global_every > 0 && family.caps))
+    metadata.add(arch + ".attention.sliding_window",
+                 static_cast<std::uint32_t>(std::min(model.window.tokens.value_or(model.context), model.context)));
+  if (has_windows(model) && model.window.rope_theta)
+    metadata.add(arch + ".rope.freq_base_swa", static_cast<float>(*model.window.rope_theta));
+  if (model.attention_softcap)
+    metadata.add(arch + ".attn_logit_softcapping", static_cast<float>(*model.attention_softcap));
+  if (model.logit_softcap) metadata.add(arch + ".final_logit_softcapping", static_cast<float>(*model.logit_softcap));
 }
 
 void add_shape(GgufMetadata& metadata, const ModelConfig& model, const std::string& arch) {
@@ -312,6 +383,7 @@ class GgufExporter {
     metadata.add("general.file_type", number_of_type(request_.type));
     metadata.add("general.quantization_version", std::uint32_t{2});
     add_shape(metadata, model, arch);
+    add_windows_and_caps(metadata, model, family_);
     add_vocabulary(metadata, request_.vocabulary, model.vocab.value());
     return metadata;
   }
@@ -323,6 +395,9 @@ class GgufExporter {
       const std::span<float> values(out, static_cast<std::size_t>(part->shape.num_elements()));
       read_(*part, View(out, DType::f32, part->shape));
       if (family_.pairs_neighbours) put_in_order(*part, values);
+      // Ours are kept as their distance from one, theirs as they are.
+      if (request_.model.norm_zero_centered && is_norm(*part))
+        for (float& value : values) value += 1.0F;
       out += values.size();
     }
     const Shape& shape = planned.tensor.shape;
@@ -337,6 +412,8 @@ class GgufExporter {
       writer.write(encoded_);
     }
   }
+
+  static bool is_norm(const Parameter& parameter) { return parameter.name.ends_with("norm.weight"); }
 
   void put_in_order(const Parameter& parameter, std::span<float> values) {
     const std::string_view rest = split_name(parameter.name).rest;
@@ -384,6 +461,11 @@ void round_as_gguf(const Parameter& parameter, GgufType type, std::span<float> v
     encode_gguf(stored, values.subspan(done, row), encoded);
     decode_gguf(stored, encoded, values.subspan(done, row));
   }
+}
+
+std::int64_t gguf_context(const ModelConfig& model, std::int64_t context) {
+  if (!model.window.tokens || has_same_pattern(model, family_of(model, hugging_face_config_of(model)))) return context;
+  return std::min(context, *model.window.tokens);
 }
 
 void check_gguf_export(const ModelConfig& model, const fs::path& file) {

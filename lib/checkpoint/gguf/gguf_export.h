@@ -1,6 +1,6 @@
 // A model as a GGUF file, which llama.cpp and what is built on it run: int8 (q8_0) and int4 (q4_0), which round weights
-// in groups of 32, or fp32, fp16 and bf16. Families: GPT-2, Llama, Mistral, Qwen2 and Qwen3; others are refused by
-// name, as is what llama.cpp computes otherwise.
+// in groups of 32, or fp32, fp16 and bf16. Families: GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma, Gemma 2 and
+// Gemma 3 (text); others are refused by name, as is what llama.cpp computes otherwise.
 //
 // Norms, biases and the position table stay fp32; of int4 the token embedding and the head are int8, since they lose
 // most. Matrices whose rows are no multiple of 32 stay fp16.
@@ -46,6 +46,10 @@ struct GgufExport {
 
 // UserError for a model that the format's readers do not have, and for an export to a file that exists.
 void check_gguf_export(const ModelConfig& model, const std::filesystem::path& file);
+
+// Of a model that passes check_gguf_export() and could read so many tokens, how many it is told to: where the format
+// has no such windows, a model that has them and read none of more is one without them up to there.
+std::int64_t gguf_context(const ModelConfig& model, std::int64_t context);
 
 // As which type a parameter is stored where `type` was asked for.
 GgufType gguf_type_of(const Parameter& parameter, GgufType type);

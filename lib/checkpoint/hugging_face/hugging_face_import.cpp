@@ -18,6 +18,7 @@
 #include "checkpoint/box_copy.h"
 #include "checkpoint/format/confined_path.h"
 #include "checkpoint/format/safetensors.h"
+#include "checkpoint/hugging_face/adapter_import.h"
 #include "checkpoint/hugging_face/hugging_face.h"
 #include "checkpoint/hugging_face/hugging_face_config.h"
 #include "checkpoint/hugging_face/hugging_face_tensors.h"
@@ -293,6 +294,11 @@ bool is_hugging_face_folder(const std::filesystem::path& folder) {
 }
 
 HuggingFaceShape read_hugging_face_shape(const std::filesystem::path& folder) {
+  if (is_adapter_folder(folder))
+    throw InputError(
+        fmt::format("{}: holds adapters of peft's (adapter_config.json) and no model: name the folder of their base "
+                    "model, and train on from these with finetune.lora.from",
+                    folder.string()));
   const auto config_path = confined_path(folder, "config.json", folder.string());
   return parse_hugging_face_config(read_json_file(config_path, {.bytes = config_limit_bytes}), config_path.string());
 }

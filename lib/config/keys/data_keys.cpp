@@ -13,7 +13,9 @@ void add_source_rows(KeyTable<Record>& table, ResumeRule rule) {
   table.push_back(row<Record>({"type", "", "Kind of the files; auto: by their names and contents.", rule},
                               EnumCodec<SourceKind>(), FIELD(type)));
   table.push_back(row<Record>(
-      {"records", "", "What a line of JSONL holds: text, messages of a conversation, or a prompt and its completion.",
+      {"records", "",
+       "What a line of JSONL holds: text, messages of a conversation, or a prompt and its completion, which the "
+       "tokenizer's eos ends.",
        rule},
       EnumCodec<RecordKind>(), FIELD(records)));
   table.push_back(row<Record>({"field", "", "The key (jsonl) or column (parquet) that holds the document.", rule},
@@ -32,14 +34,17 @@ void key_rows::add_data(KeyTable<Config>& table) {
                        "The tokenizer's file or folder: tokenizer.json, or vocab.json with merges.txt (bpe); "
                        "tokenizer.model (sentencepiece)."},
                       optional(path_text()), FIELD(data.tokenizer.path)));
-  table.push_back(
-      top({"data.tokenizer.end_of_document", "",
-           "The token that ends a document (ids; bpe, sentencepiece: where the tokenizer does not say).", never},
-          optional(at_least(0, kMaxVocab)), FIELD(data.tokenizer.end_of_document)));
+  table.push_back(top(
+      {"data.tokenizer.end_of_document", "",
+       "The token that ends a document or a completion (ids; bpe, sentencepiece: where the tokenizer does not say, or "
+       "says another).",
+       never},
+      optional(at_least(0, kMaxVocab)), FIELD(data.tokenizer.end_of_document)));
   table.push_back(
       top({"data.documents.attention", "",
            "What a token attends to: all of the sample before it (across), or of its document, whose positions then "
-           "begin at 0 (within, the default where records are no text).",
+           "begin at 0 (within, the default of records that are no text); instructions: within those, across text (the "
+           "default of both).",
            with_notice},
           EnumCodec<DocumentAttention>(), FIELD(data.documents.attention)));
   table.push_back(top({"data.documents.loss_across", "",

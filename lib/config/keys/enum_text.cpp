@@ -27,8 +27,9 @@ constexpr Names<TokenizerKind, 4> kTokenizers = {{{TokenizerKind::bytes, "bytes"
                                                   {TokenizerKind::ids, "ids"},
                                                   {TokenizerKind::bpe, "bpe"},
                                                   {TokenizerKind::sentencepiece, "sentencepiece"}}};
-constexpr Names<DocumentAttention, 2> kAttentions = {
-    {{DocumentAttention::across, "across"}, {DocumentAttention::within, "within"}}};
+constexpr Names<DocumentAttention, 3> kAttentions = {{{DocumentAttention::across, "across"},
+                                                      {DocumentAttention::within, "within"},
+                                                      {DocumentAttention::instructions, "instructions"}}};
 constexpr Names<SourceKind, 5> kSources = {{{SourceKind::automatic, "auto"},
                                             {SourceKind::text, "text"},
                                             {SourceKind::jsonl, "jsonl"},

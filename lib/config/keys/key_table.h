@@ -26,6 +26,7 @@ struct ReadContext {
 
   Diagnostics& diagnostics;
   std::map<std::string, Place> given;  // keys that the file, the preset's name or an override set
+  std::set<std::string> emptied;       // sections that are null: nothing below them is set
   std::set<std::string> broken;        // keys whose value was refused: rules that need them stay silent
 };
 

@@ -383,6 +383,10 @@ const KeyTable<LoraConfig>& lora_table() {
                          "target_modules; all-linear: all but the head.",
                          never},
                         NameListCodec(), FIELD(targets)));
+    out.push_back(row<LoraConfig>({"from", "",
+                                   "A folder of peft's adapters to start from, of this rank and alpha and these "
+                                   "targets; read at the first start only."},
+                                  optional(path_text()), FIELD(from)));
     return out;
   }();
   return table;

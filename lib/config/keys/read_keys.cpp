@@ -70,7 +70,10 @@ template <class Record>
 // NOLINTNEXTLINE(misc-no-recursion): as deep as the tree, which is bounded
 void read_section(const KeyTable<Record>& table, const YamlNode& node, const std::string& section,
                   const std::string& path, Record& record, ReadContext& context) {
-  if (node.kind == YamlNode::Kind::null) return;  // a section with nothing below it
+  if (node.kind == YamlNode::Kind::null) {  // a section with nothing below it
+    context.emptied.insert(path);
+    return;
+  }
   if (node.kind != YamlNode::Kind::map) {
     context.refuse(
         node.place, path.empty() ? "config" : path,

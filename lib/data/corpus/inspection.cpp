@@ -15,6 +15,7 @@
 #include "base/text.h"
 #include "data/corpus/corpus_build.h"
 #include "data/corpus/corpus_output.h"
+#include "data/instructions/instruction_record.h"
 #include "data/source_files.h"
 #include "data/tokens/packed_file.h"
 #include "data/tokens/text_reader.h"
@@ -63,6 +64,71 @@ class DocumentCounter final : public DocumentSink {
   bool is_empty_ = true;
   std::string beginning_;
   std::int64_t documents_ = 0;
+  std::vector<std::string> shown_;
+};
+
+// The first line of JSONL, without the field: what it is in place of text.
+class FirstLine final : public LineSink {
+ public:
+  explicit FirstLine(const std::string& field) : field_(field) {}
+  void line(std::string_view text, const LinePlace&) override {
+    const nlohmann::json object = nlohmann::json::parse(text, nullptr, false);
+    if (object.is_object() && !object.contains(field_)) records_ = instructions_of(object);
+    throw SeenEnough();
+  }
+  void too_long(const LinePlace&, std::uint64_t) override { throw SeenEnough(); }
+  std::optional<RecordKind> records() const { return records_; }
+
+ private:
+  const std::string& field_;
+  std::optional<RecordKind> records_;
+};
+
+// The first records of instructions, and how many there are.
+class RecordCounter final : public LineSink {
+ public:
+  RecordCounter(const TextSource& source, RecordKind records, std::int64_t shown, bool reads_all, TextNotes& notes)
+      : source_(source), records_(records), most_(shown), reads_all_(reads_all), notes_(notes) {}
+
+  void line(std::string_view text, const LinePlace& place) override {
+    try {
+      const InstructionRecord record = parse_instruction(text, records_, line_text(file(), place));
+      ++count_;
+      if (std::ssize(shown_) < most_) shown_.push_back(text_of(record));
+    } catch (const BadRecordError& error) {
+      pass_over(error);
+    }
+    if (!reads_all_ && std::ssize(shown_) >= most_) throw SeenEnough();
+  }
+  void too_long(const LinePlace& place, std::uint64_t) override { pass_over(too_long_line(line_text(file(), place))); }
+  std::int64_t count() const { return count_; }
+  std::vector<std::string> take_shown() { return std::move(shown_); }
+
+ private:
+  const TextFile& file() const { return source_.files.front(); }
+
+  void pass_over(const BadRecordError& error) {
+    if (source_.on_bad_record == BadRecordPolicy::fail) throw_bad_record(error, source_);
+    notes_.add_skipped(error);
+  }
+
+  static std::string text_of(const InstructionRecord& record) {
+    if (record.messages.empty())
+      return fmt::format("prompt {}, completion {}", quoted(record.prompt, kShownBytes),
+                         quoted(record.completion, kShownBytes));
+    std::vector<std::string> messages;
+    messages.reserve(record.messages.size());
+    for (const ChatMessage& message : record.messages)
+      messages.push_back(fmt::format("{} {}", quoted(message.role, 40), quoted(message.content, kShownBytes)));
+    return fmt::format("{}", fmt::join(messages, ", "));
+  }
+
+  const TextSource& source_;
+  RecordKind records_;
+  std::int64_t most_;
+  bool reads_all_;
+  TextNotes& notes_;
+  std::int64_t count_ = 0;
   std::vector<std::string> shown_;
 };
 
@@ -176,13 +242,38 @@ class FileInspector {
                   : text.compression == Compression::zstd ? " in Zstandard"
                                                           : "");
     found.bytes = stamp_of(file.path).bytes;
+    if (text.kind == TextKind::jsonl) found.records = records_of(text);
+    if (found.records) found.kind += fmt::format(" of {}", noun_of(*found.records));
     if (!reads_all_ && options_.show == 0) return;
-    const TextSource source{{text}, options_.field, options_.separator, options_.on_bad_record};
+    const TextSource source{.files = {text},
+                            .field = options_.field,
+                            .separator = options_.separator,
+                            .on_bad_record = options_.on_bad_record};
+    if (found.records) return look_at_records(source, found);
     DocumentCounter counter(options_.show, reads_all_);
     Hasher hasher;
     try {
       read_documents(text, source, counter, hasher, notes_);
       found.documents = counter.documents();
+    } catch (const SeenEnough&) {
+    }
+    found.shown = counter.take_shown();
+  }
+
+  std::optional<RecordKind> records_of(const TextFile& text) const {
+    FirstLine first(options_.field);
+    try {
+      read_lines(text, {}, first);
+    } catch (const SeenEnough&) {
+    }
+    return first.records();
+  }
+
+  void look_at_records(const TextSource& source, InspectedFile& found) {
+    RecordCounter counter(source, *found.records, options_.show, reads_all_, notes_);
+    try {
+      read_lines(source.files.front(), {}, counter);
+      found.documents = counter.count();
     } catch (const SeenEnough&) {
     }
     found.shown = counter.take_shown();

@@ -30,6 +30,7 @@ struct InspectedFile {
   std::filesystem::path path;
   std::string kind;  // "Megatron token file", "text", "JSONL in gzip"
   std::uint64_t bytes = 0;
+  std::optional<RecordKind> records;      // of JSONL, by its first line: instructions in place of text
   std::optional<std::int64_t> documents;  // of text: only what verify_data() reads is known
   std::optional<std::int64_t> tokens;
   std::optional<std::int64_t> learned;  // of packed instructions: tokens that the loss is on

@@ -16,12 +16,19 @@ namespace scaletrain {
 // Hears now and then how many bytes of the files were read.
 using BytesRead = std::function<void(std::uint64_t bytes)>;
 
-// Writes all records of the source, whose `instructions` say how, and returns what there is to tell of the text; the
-// file is not finished. A record longer than the context is cut there; one that has then nothing left to learn is left
-// out. InputError if a file is not what `contents` says, or for a bad record that is not to be skipped.
-TextNotes write_instructions(const TextSource& source, const Tokenizer& tokenizer,
-                             const std::vector<FileContent>& contents, PackedWriter& writer, PackedCounts& told,
-                             const BytesRead& read = {});
+// All of it outlives the call.
+struct InstructionReading {
+  const TextSource& source;  // whose `instructions` say how
+  const Tokenizer& tokenizer;
+  const std::vector<FileContent>& contents;
+  int threads = 1;   // that parse and tokenise; the bytes are the same for any number
+  BytesRead read{};  // may be empty
+};
+
+// Writes all records of the source, and returns what there is to tell of the text; the file is not finished. A record
+// longer than the context is cut there; one that has then nothing left to learn is left out. InputError if a file is
+// not what `contents` says, or for a bad record that is not to be skipped: of several the first one in the text.
+TextNotes write_instructions(const InstructionReading& reading, PackedWriter& writer, PackedCounts& told);
 
 // What was packed, for people: "NAME: 1,000 conversations, ...".
 std::vector<std::string> packed_lines(const std::string& name, const PackedFile& file, const InstructionRules& rules);

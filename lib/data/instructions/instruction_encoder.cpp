@@ -31,9 +31,11 @@ std::uint64_t InstructionRules::hash() const {
   const std::array<ChatMessage, 1> nothing = {ChatMessage{"user", ""}};
   const std::uint64_t template_hash =
       chat ? hash_text(chat_text(chat->render(nothing, false)), hash_text(chat->name())) : 0;
-  const std::array<std::uint64_t, 5> numbers = {kInstructionRules, static_cast<std::uint64_t>(records),
-                                                static_cast<std::uint64_t>(loss), template_hash,
-                                                static_cast<std::uint64_t>(context)};
+  std::vector<std::uint64_t> numbers = {kInstructionRules, static_cast<std::uint64_t>(records),
+                                        static_cast<std::uint64_t>(loss), template_hash,
+                                        static_cast<std::uint64_t>(context)};
+  // What was packed before there was one still is what it was.
+  if (end) numbers.push_back(static_cast<std::uint64_t>(*end));
   return hash_bytes(std::as_bytes(std::span(numbers)));
 }
 
@@ -204,7 +206,8 @@ EncodedInstruction InstructionEncoder::encode_completion(const InstructionRecord
     }
     at = end;
   }
-  if (const auto end = tokenizer_.end_of_document(); end && !assembly.ends_with(*end)) assembly.add_token(*end, true);
+  const auto end = rules_.end ? rules_.end : tokenizer_.end_of_document();
+  if (end && !assembly.ends_with(*end)) assembly.add_token(*end, true);
   return {.document = assembly.take(), .quotes_special = false};
 }
 

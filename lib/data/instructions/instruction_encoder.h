@@ -4,8 +4,9 @@
 //   apply_chat_template(tokenize=True).
 //                      Learned are each answer and the token that ends its turn, as `{% generation %}` marks them; not
 //                      the role before it, nor what the template puts behind the turn.
-//   prompt_completion  what begins a document, prompt and completion as one text, and the token that ends a document
-//                      unless the text ends with it already. Learned are the completion and that token.
+//   prompt_completion  what begins a document, prompt and completion as one text, and the token that ends a completion
+//                      (completion_end() in instruction_source.h) unless the text ends with it already. Learned are the
+//                      completion and that token.
 //
 // A token that reaches over the border is learned if any of it is: where "a: " and "b" make the token " b", that one.
 //
@@ -33,8 +34,11 @@ namespace scaletrain {
 struct InstructionRules {
   RecordKind records = RecordKind::messages;
   InstructionLoss loss = InstructionLoss::answers;
-  std::optional<ChatTemplate> chat{};                            // of messages
-  std::int64_t context = 0;                                      // tokens of a row
+  std::optional<ChatTemplate> chat{};  // of messages
+  std::int64_t context = 0;            // tokens of a row
+  // Ends a completion in place of the tokenizer's end_of_document(), which is another token; and who names it.
+  std::optional<std::int32_t> end{};
+  std::string end_named_by{};
   std::string template_key = "data.instructions.chat_template";  // names the template in messages; decides nothing
   std::uint64_t hash() const;
 };

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "config/keys/keys.h"
 #include "data/tokens/text_reader.h"
 
 namespace scaletrain {
@@ -138,11 +139,22 @@ InstructionRecord parse_instruction(std::string_view line, RecordKind records, c
   return records == RecordKind::messages ? conversation_of(value, where) : completion_of(value, where);
 }
 
-std::string instruction_hint(bool has_messages, bool has_prompt_and_completion) {
-  const std::string_view records = has_messages ? "messages" : has_prompt_and_completion ? "prompt_completion" : "";
-  if (records.empty()) return {};
-  return fmt::format(": data.train and data.validation read such lines with records: {0} (evaluate: --records {0})",
-                     records);
+std::optional<RecordKind> instructions_of(const nlohmann::json& object) {
+  if (!object.is_object()) return std::nullopt;
+  if (object.contains("messages")) return RecordKind::messages;
+  if (!object.contains("prompt") || !object.contains("completion")) return std::nullopt;
+  return object["prompt"].is_array() ? RecordKind::messages : RecordKind::prompt_completion;
+}
+
+std::string_view noun_of(RecordKind records) {
+  return records == RecordKind::messages ? "conversations" : "prompts and completions";
+}
+
+std::string instruction_uses(RecordKind records) {
+  return fmt::format(
+      "data.train and data.validation read {0} with records: {1} (evaluate: --records {1}); data build makes token "
+      "files of text alone",
+      noun_of(records), to_text(records));
 }
 
 }  // namespace scaletrain

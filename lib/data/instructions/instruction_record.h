@@ -9,6 +9,8 @@
 #pragma once
 
 #include <cstddef>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,7 +30,11 @@ struct InstructionRecord {
 // BadRecordError, whose message begins with `where`: it holds no such record. Roles are the chat template's to judge.
 InstructionRecord parse_instruction(std::string_view line, RecordKind records, const std::string& where);
 
-// For a line without the field that `records: text` names: what to set, if it is one of these; else empty.
-std::string instruction_hint(bool has_messages, bool has_prompt_and_completion);
+// What a line without the field that `records: text` names looks like by its other fields; nothing: no instructions.
+std::optional<RecordKind> instructions_of(const nlohmann::json& object);
+// "conversations", "prompts and completions".
+std::string_view noun_of(RecordKind records);
+// What reads such lines, and what does not.
+std::string instruction_uses(RecordKind records);
 
 }  // namespace scaletrain

@@ -3,11 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "config/keys/keys.h"
+#include "data/tokens/companion_files.h"
+#include "data/tokens/named_tokens.h"
 #include "data/tokens/tokenizer.h"
 
 namespace scaletrain {
@@ -18,6 +22,28 @@ namespace {
 
 bool may_hold_template(const fs::path& folder) {
   return path_exists(folder / "tokenizer_config.json") || path_exists(folder / "chat_template.jinja");
+}
+
+// Where the tokenizer's files lie: those that it was made from, then those that the config names.
+std::vector<fs::path> folders_of(const std::vector<fs::path>& files, const DataConfig& config) {
+  std::vector<fs::path> folders;
+  const auto add = [&folders](const std::vector<fs::path>& more) {
+    for (const fs::path& file : more)
+      if (std::find(folders.begin(), folders.end(), file.parent_path()) == folders.end())
+        folders.push_back(file.parent_path());
+  };
+  add(files);
+  add(tokenizer_files(config.tokenizer));
+  return folders;
+}
+
+// Where a model has several ends, which of them is a completion's is not said.
+std::optional<std::int64_t> only_end_of(const fs::path& file) {
+  const nlohmann::json config = read_json_file(file);
+  const auto found = config.find("eos_token_id");
+  if (found == config.end()) return std::nullopt;
+  const nlohmann::json& id = found->is_array() && found->size() == 1 ? found->front() : *found;
+  return id.is_number_integer() ? std::optional(id.get<std::int64_t>()) : std::nullopt;
 }
 
 }  // namespace
@@ -50,12 +76,39 @@ ChatTemplate chat_template_of(const DataConfig& config, const std::vector<fs::pa
   }
 }
 
-InstructionRules instruction_rules(RecordKind records, const DataConfig& config,
-                                   const std::vector<fs::path>& tokenizer_files, std::int64_t context,
-                                   const std::string& key) {
+std::optional<CompletionEnd> completion_end(const DataConfig& config, const Tokenizer& tokenizer) {
+  std::optional<CompletionEnd> own;
+  if (const auto end = tokenizer.end_of_document()) own = CompletionEnd{.token = *end, .named_by = {}};
+  if (config.tokenizer.end_of_document) return own;
+  const std::vector<fs::path> folders = folders_of(tokenizer.files(), config);
+  const auto is_known = [&tokenizer](const std::optional<std::int64_t>& id) {
+    return id && *id >= 0 && *id < tokenizer.vocab_size();
+  };
+  for (const fs::path& folder : folders) {
+    const fs::path file = folder / kTokenizerConfigFile;
+    if (!path_exists(file)) continue;
+    const auto id = NamedTokens(tokenizer, file).id("eos_token");
+    if (is_known(id)) return CompletionEnd{static_cast<std::int32_t>(*id), "eos_token of " + file.string()};
+  }
+  for (const fs::path& folder : folders) {
+    const fs::path file = folder / "config.json";
+    if (!path_exists(file)) continue;
+    const auto id = only_end_of(file);
+    if (is_known(id)) return CompletionEnd{static_cast<std::int32_t>(*id), "eos_token_id of " + file.string()};
+  }
+  return own;
+}
+
+InstructionRules instruction_rules(RecordKind records, const DataConfig& config, const Tokenizer& tokenizer,
+                                   std::int64_t context, const std::string& key) {
   InstructionRules rules{.records = records, .loss = config.instructions.loss, .chat = {}, .context = context};
   if (key.starts_with("--")) rules.template_key = "--chat-template";
-  if (records == RecordKind::messages) rules.chat = chat_template_of(config, tokenizer_files, rules.template_key);
+  if (records == RecordKind::messages) {
+    rules.chat = chat_template_of(config, tokenizer.files(), rules.template_key);
+  } else if (const auto end = completion_end(config, tokenizer); end && end->token != tokenizer.end_of_document()) {
+    rules.end = end->token;
+    rules.end_named_by = end->named_by;
+  }
   return rules;
 }
 

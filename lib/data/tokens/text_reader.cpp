@@ -195,10 +195,9 @@ std::string fields_text(const nlohmann::json& object) {
   std::vector<std::string> names;
   for (const auto& [name, value] : object.items())
     if (names.size() < most) names.push_back(quoted(name, 40));
-  const std::string hint =
-      instruction_hint(object.contains("messages"), object.contains("prompt") && object.contains("completion"));
-  return fmt::format("; the line has {}{}{}", fmt::join(names, ", "), object.size() > most ? " ..." : "",
-                     hint.empty() ? ": name one of them as the source's field" : hint);
+  const std::optional<RecordKind> instructions = instructions_of(object);
+  return fmt::format("; the line has {}{}: {}", fmt::join(names, ", "), object.size() > most ? " ..." : "",
+                     instructions ? instruction_uses(*instructions) : "name one of them as the source's field");
 }
 
 }  // namespace

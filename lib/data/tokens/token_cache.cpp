@@ -183,10 +183,15 @@ void build_instructions(const CacheRequest& request, std::uint64_t key, const st
   PackedCounts told;
   std::uint64_t bytes = 0;
   for (const FileContent& content : request.contents) bytes += content.bytes;
-  const TextNotes notes =
-      write_instructions(source, tokenizer, request.contents, temporary.writer(), told, [&](std::uint64_t read) {
-        if (request.progress) request.progress(request.name, read, bytes);
-      });
+  const TextNotes notes = write_instructions({.source = source,
+                                              .tokenizer = tokenizer,
+                                              .contents = request.contents,
+                                              .threads = request.threads,
+                                              .read =
+                                                  [&](std::uint64_t read) {
+                                                    if (request.progress) request.progress(request.name, read, bytes);
+                                                  }},
+                                             temporary.writer(), told);
   temporary.writer().finish(told, key, tokenizer.hash());
   write_notes(notes, source, path);
   temporary.rename_to(path);

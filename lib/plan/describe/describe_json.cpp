@@ -138,19 +138,25 @@ json verdict_json(const Verdict& verdict) {
           {"fits_together", verdict.fits_together}};
 }
 
-json work_json(const RunWork& work) {
+// Of the whole run; nothing where its length is not known.
+json whole(const PlanFacts& facts, double value) {
+  return facts.options.step_count == StepCount::unknown ? json(nullptr) : json(value);
+}
+
+json work_json(const PlanFacts& facts) {
+  const RunWork& work = facts.work_of_run;
   json epochs = json::array();
   for (const RunWork::Epochs& source : work.epochs)
     epochs.push_back({{"path", source.path},
                       {"tokens_estimated", source.size.tokens},
                       {"basis", source.size.basis},
                       {"epochs", source.epochs}});
-  return {{"samples", work.samples},
+  return {{"samples", whole(facts, work.samples)},
           {"sources_of_unknown_caps", work.uncounted_caps},
           {"read_from_step", work.first_step},
           {"samples_that_caps_leave", work.allowed_samples ? json(*work.allowed_samples) : json(nullptr)},
-          {"tokens", work.tokens},
-          {"flops", work.flops},
+          {"tokens", whole(facts, work.tokens)},
+          {"flops", whole(facts, work.flops)},
           {"sources", epochs}};
 }
 
@@ -173,9 +179,13 @@ json time_json(const PlanFacts& facts) {
           {"offloaded_update", update_json(facts)},
           {"step_seconds", facts.time->step_seconds},
           {"tokens_per_second", facts.time->tokens_per_second},
-          {"seconds", facts.time->seconds},
+          {"seconds", whole(facts, facts.time->seconds)},
           {is_device ? "device_hours" : "host_hours",
-           facts.time->seconds / 3600 * static_cast<double>(facts.time->devices)}};
+           whole(facts, facts.time->seconds / 3600 * static_cast<double>(facts.time->devices))}};
+}
+
+std::string steps_are(StepCount count) {
+  return count == StepCount::exact ? "exact" : count == StepCount::estimated ? "estimated" : "unknown";
 }
 
 }  // namespace
@@ -184,7 +194,7 @@ std::string facts_json(const PlanFacts& facts) {
   const PhasePlan& phase = facts.phase;
   json out = {
       {"verdict", facts.verdict ? verdict_json(*facts.verdict) : json(nullptr)},
-      {"work", work_json(facts.work_of_run)},
+      {"work", work_json(facts)},
       {"time", time_json(facts)},
       {"parameters", phase.table.num_parameters()},
       {"frozen_parameters", phase.table.num_parameters(ParamRole::frozen)},
@@ -197,6 +207,7 @@ std::string facts_json(const PlanFacts& facts) {
         {"list_bytes", facts.save.list_bytes}}},
       {"flops_per_token", model_flops_per_token(phase.model, phase.table)},
       {"steps", facts.options.step_count == StepCount::unknown ? json(nullptr) : json(phase.num_steps)},
+      {"steps_are", steps_are(facts.options.step_count)},
       {"global_batch", phase.global_batch},
       {"micro_batch", phase.micro_batch.samples},
       {"micro_batches", phase.num_micro_batches},

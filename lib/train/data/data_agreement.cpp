@@ -163,7 +163,7 @@ DataClaim without_findings(DataClaim claim) {
 
 bool is_weights_file(const fs::path& path) {
   return path.extension() == ".safetensors" || path.filename() == "config.json" ||
-         path.filename() == "model.safetensors.index.json";
+         path.filename() == "adapter_config.json" || path.filename() == "model.safetensors.index.json";
 }
 
 }  // namespace
@@ -172,9 +172,9 @@ DataClaim make_data_claim(std::uint64_t tokenizer, std::vector<SourceContent> so
   return {host_name(), tokenizer, std::move(sources)};
 }
 
-SourceContent content_of_weights(const std::string& folder) {
+SourceContent content_of_weights(const std::string& key, const std::string& folder) {
   SourceContent content;
-  content.key = "model.init.from";
+  content.key = key;
   content.path = folder;
   std::vector<fs::path> files;
   std::error_code error;

@@ -29,8 +29,8 @@ struct DataClaim {
 // Of this host.
 DataClaim make_data_claim(std::uint64_t tokenizer, std::vector<SourceContent> sources);
 
-// The weights that a run starts from, below model.init.from, as one more source.
-SourceContent content_of_weights(const std::string& folder);
+// The weights that a run starts from, below model.init.from or finetune.lora.from, as one more source.
+SourceContent content_of_weights(const std::string& key, const std::string& folder);
 
 // A task that the run is evaluated on, the same.
 SourceContent content_of_task(const std::string& key, const std::string& path, const ChoiceTask& task);

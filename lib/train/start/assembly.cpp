@@ -48,7 +48,9 @@ void refuse_other_data(const WorkerParts& parts, const WorkerOptions& options, S
   DataClaim claim = make_data_claim(parts.tokenizer->hash(), parts.contents);
   if (const auto& from = parts.config.model.init.from;
       from && (!options.start.checkpoint || parts.config.finetune.lora))
-    claim.sources.push_back(content_of_weights(*from));
+    claim.sources.push_back(content_of_weights("model.init.from", *from));
+  if (const auto& lora = parts.config.finetune.lora; lora && lora->from && !options.start.checkpoint)
+    claim.sources.push_back(content_of_weights("finetune.lora.from", *lora->from));
   for (std::size_t i = 0; i < parts.tasks.size(); ++i)
     claim.sources.push_back(
         content_of_task(fmt::format("evaluate.tasks.{}", i), parts.config.evaluate.tasks[i].path, *parts.tasks[i]));

@@ -34,7 +34,11 @@ RunState initial_state(WorkerParts& parts, const WorkerOptions& options) {
   state.generation = options.start.generation;
   if (parts.config.finetune.lora) {
     state.base = base_of_adapters(parts, options, std::nullopt);
-    initialise_adapters(*parts.store, *parts.stream, parts.config.run.seed, host_threads(options), options.work);
+    if (const auto& from = parts.config.finetune.lora->from) {
+      load_initial_adapters(*from, *parts.store, *parts.stream);
+    } else {
+      initialise_adapters(*parts.store, *parts.stream, parts.config.run.seed, host_threads(options), options.work);
+    }
   } else if (parts.config.model.init.from) {
     load_initial_weights(*parts.config.model.init.from, parts.phase.model, *parts.store, *parts.stream);
   } else {

@@ -10,6 +10,7 @@
 #include "base/hash.h"
 #include "checkpoint/catalog.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/hugging_face/adapter_import.h"
 #include "checkpoint/hugging_face/hugging_face.h"
 #include "config/keys/keys.h"
 #include "train/start/run_folder.h"
@@ -80,6 +81,22 @@ void refuse_other_model(const HuggingFaceModel& folder, const ModelSpec& model) 
                               folder.path().string(), differences));
 }
 
+void check_initial_adapters(const LoraConfig& lora, const ModelSpec& model) {
+  const std::string& folder = lora.from.value();
+  if (!path_exists(folder))
+    throw UserError(
+        fmt::format("finetune.lora.from: no such folder: {}; a run that has a checkpoint no longer needs "
+                    "it, this one has none",
+                    folder));
+  try {
+    check_adapter_folder(folder, make_param_table(model, InitConfig{}), lora);
+  } catch (const FileAccessError& refused) {
+    throw FileAccessError(fmt::format("finetune.lora.from: {}; have the system let this user read it", refused.what()));
+  } catch (const InputError& error) {
+    throw InputError(fmt::format("finetune.lora.from: {}; a folder of peft's adapters is expected", error.what()));
+  }
+}
+
 std::string missing_base(const std::string& folder) {
   return fmt::format(
       "model.init.from: no such folder: {}; this run's checkpoints hold adapters alone (finetune.lora), which need the "
@@ -113,6 +130,8 @@ void check_initial_weights(const Config& config, const ModelSpec& model) {
   const auto& from = config.model.init.from;
   if (!from) return;
   const bool has_checkpoint = !list_checkpoints(RunPaths(config.run.directory).checkpoints()).empty();
+  if (!has_checkpoint && config.finetune.lora && config.finetune.lora->from)
+    check_initial_adapters(*config.finetune.lora, model);
   if (has_checkpoint && !config.finetune.lora) return;
   if (has_checkpoint && !path_exists(*from)) throw InputError(missing_base(*from));
   if (!path_exists(*from))
@@ -142,6 +161,11 @@ FolderModel look_at_folder_model(const Config& config) {
                 .is_of_run = true};
   HuggingFaceShape shape = read_hugging_face_shape(*config.model.init.from);
   return {.model = std::move(shape.model), .window = shape.window};
+}
+
+void load_initial_adapters(const std::string& folder, ParamStore& store, Stream& stream) {
+  load_adapters(folder, store);
+  store.values_changed(stream);
 }
 
 void load_initial_weights(const std::string& folder, const ModelSpec& model, ParamStore& store, Stream& stream) {

@@ -32,6 +32,9 @@ BaseModel load_base(const Config& config, const ModelSpec& model, const std::opt
 // InputError if the folder's weights are others than the base's.
 void refuse_other_base(const std::string& folder, const BaseModel& base, std::uint64_t content);
 
+// The adapters of finetune.lora.from, which check_initial_weights() has looked at.
+void load_initial_adapters(const std::string& folder, ParamStore& store, Stream& stream);
+
 // UserError for a folder that holds another model than this one.
 void load_initial_weights(const std::string& folder, const ModelSpec& model, ParamStore& store, Stream& stream);
 

@@ -135,9 +135,9 @@ def common_prefix(a, b):
     return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
 
 
-def completions(tokenizer, end):
+def completions(tokenizer):
     out = []
-    end_id = tokenizer.convert_tokens_to_ids(end)
+    end_id = tokenizer.eos_token_id  # as TRL ends them
     for prompt, completion in COMPLETIONS:
         encoded = tokenizer(prompt + completion, return_offsets_mapping=True)
         first = next((i for i, (b, e) in enumerate(encoded.offset_mapping) if e > len(prompt)), len(encoded.input_ids))
@@ -163,8 +163,8 @@ def main():
         rows = conversations(tokenizer, marked, original or without_marks(marked))
         answer["messages"][style] = {"tokenizer": name, "records": rows}
     answer["messages"]["chatml"]["plain"] = quoting(qwen3)
-    for name, end in [("gpt2", "<|endoftext|>"), ("llama3", "<|end_of_text|>"), ("qwen3", "<|endoftext|>")]:
-        answer["prompt_completion"][name] = completions(tokenizer_of(folder, name), end)
+    for name in ["gpt2", "llama3", "qwen3"]:
+        answer["prompt_completion"][name] = completions(tokenizer_of(folder, name))
     (Path(__file__).parent / "encoded.json").write_text(json.dumps(answer, sort_keys=True).replace("}, {", "},\n{") + "\n")
 
 

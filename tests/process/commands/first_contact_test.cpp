@@ -73,7 +73,40 @@ TEST_CASE("check_tells_about_how_many_steps_epochs_are_and_says_where_it_cannot"
   CHECK_FALSE(says(check(packed), " in all"));
   std::vector<std::string> json = packed;
   json.emplace_back("--json");
-  CHECK(nlohmann::json::parse(check(json)).at("steps").is_null());
+  const nlohmann::json unknown = nlohmann::json::parse(check(json));
+  CHECK(unknown.at("steps").is_null());
+  CHECK(unknown.at("steps_are") == "unknown");
+  for (const char* key : {"samples", "tokens", "flops"}) CHECK(unknown.at("work").at(key).is_null());
+  for (const char* key : {"seconds", "host_hours"}) CHECK(unknown.at("time").at(key).is_null());
+  CHECK(unknown.at("time").at("step_seconds").get<double>() > 0);
+  CHECK(plan.at("steps_are") == "estimated");
+}
+
+TEST_CASE("check_counts_what_caps_of_epochs_leave") {
+  const auto check = [](const std::string& epochs, const std::string& source) {
+    const Ended end = workspace().run({"check", "config.yaml", "--set", "train.epochs=" + epochs, "--set",
+                                       "data.train=[{path: train.txt" + source + "}]", "--json"});
+    return std::pair(end, nlohmann::json::parse(end.output));
+  };
+  const nlohmann::json plan = check("1", "").second;
+  const auto batch = plan.at("global_batch").get<std::int64_t>();
+  const auto context = plan.at("work").at("tokens").get<double>() / plan.at("work").at("samples").get<double>();
+  const double samples = std::ceil(static_cast<double>(fs::file_size(workspace() / "train.txt")) / context);
+  // A last step that the caps leave no whole batch for is left out.
+  for (const std::string epochs : {"1", "1.25", "1.5", "1.75"}) {
+    CAPTURE(epochs);
+    const auto wanted = static_cast<std::int64_t>(std::round(std::stod(epochs) * samples));
+    CHECK(check(epochs, "").second.at("steps") == (wanted + batch - 1) / batch);
+    const auto [end, capped] = check(epochs, ", epochs: " + epochs);
+    CHECK_MESSAGE(end.exit_code == 0, end.errors);
+    CHECK(capped.at("steps") == wanted / batch);
+  }
+  // Where they leave less, it is refused.
+  const auto [end, short_of] = check("3", ", epochs: 1.5");
+  CHECK(end.exit_code == 2);
+  CHECK(end.says("data.train.0.epochs: "));
+  CHECK(short_of.at("work").at("samples_that_caps_leave").get<double>() ==
+        doctest::Approx(1.5 * samples).epsilon(0.01));
 }
 
 TEST_CASE("check_opens_with_a_verdict_for_this_machine_and_for_a_named_device") {

@@ -170,6 +170,59 @@ TEST_CASE("an_adapter_is_exported_as_peft_has_it") {
                 2, {"--adapter: ", "was not trained with finetune.lora"});
 }
 
+TEST_CASE("adapters_of_pefts_are_what_a_run_begins_as_and_others_than_the_configs_are_refused_with_what_to_write") {
+  const std::string adapter = (workspace() / "begins").string();
+  REQUIRE(
+      workspace()
+          .run({"checkpoint", "export", trained().string(), "--to", "huggingface", "--adapter", "--output", adapter})
+          .exit_code == 0);
+  const auto begun = [&](const std::string& run, const std::string& lora, std::vector<std::string> more = {}) {
+    more.insert(more.begin(), {"finetune.lora={from: " + adapter + lora + "}", "train.steps=1",
+                               "train.lr_schedule.warmup=0", "train.optimizer.learning_rate=1e-12"});
+    return workspace().run(lora_run(run, more));
+  };
+  const double expected = std::stod(trajectory_of(trained()).evaluations.at({40, "held"}));
+  // Of a step that learns next to nothing they are what they were; on two ranks each has its part.
+  for (const std::string layout : {"parallel.tensor=1", "parallel.tensor=2"}) {
+    CAPTURE(layout);
+    const std::string run = "lora-from-" + layout.substr(layout.size() - 1);
+    const Ended end = begun(run, ", rank: 4, alpha: 8", {layout});
+    REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+    CHECK(std::stod(trajectory_of(workspace() / run).evaluations.at({1, "held"})) ==
+          doctest::Approx(expected).epsilon(1e-6));
+  }
+  // A run that has a checkpoint reads them no more.
+  fs::rename(adapter, adapter + "-away");
+  const Ended on = begun("lora-from-1", ", rank: 4, alpha: 8", {"train.steps=2"});
+  CHECK_MESSAGE(on.exit_code == 0, on.errors);
+  check_refused(begun("lora-refused", ", rank: 4, alpha: 8"), 2, {"finetune.lora.from: no such folder: " + adapter});
+  fs::rename(adapter + "-away", adapter);
+
+  const std::string theirs =
+      "have rank 4, alpha 8 and the targets attn.c_attn, attn.c_proj, mlp.c_fc, mlp.c_proj; write `rank: 4";
+  check_refused(begun("lora-refused", ", rank: 8, alpha: 8"), 2,
+                {"finetune.lora.from: the adapters in " + adapter, theirs});
+  check_refused(begun("lora-refused", ", rank: 4, alpha: 4"), 2, {theirs});
+  check_refused(begun("lora-refused", ", rank: 4, alpha: 8, targets: [c_fc]"), 2, {theirs});
+  check_refused(
+      workspace().run({"check", (workspace() / "config.yaml").string(), "--set", "model.init.from=" + base_folder(),
+                       "--set", "finetune.lora={from: " + adapter + ", rank: 2}"}),
+      2, {theirs});
+  const std::string config = read_file(fs::path(adapter) / "adapter_config.json");
+  nlohmann::json other = nlohmann::json::parse(config);
+  other["use_rslora"] = true;
+  write_file(fs::path(adapter) / "adapter_config.json", other.dump());
+  check_refused(begun("lora-refused", ", rank: 4, alpha: 8"), 3,
+                {"finetune.lora.from: ", "\"use_rslora\" is true, which is not supported"});
+  write_file(fs::path(adapter) / "adapter_config.json", config);
+
+  // Adapters are no model.
+  check_refused(workspace().run(lora_run("lora-refused", {"model.init.from=" + adapter})), 3,
+                {"model.init.from: ", "holds adapters of peft's", "finetune.lora.from"});
+  check_refused(workspace().run({"evaluate", adapter, "--data", held()}), 3,
+                {"holds adapters of peft's", "merge_and_unload()"});
+}
+
 TEST_CASE("evaluate_says_where_the_base_of_adapters_is_missing_and_takes_it_from_elsewhere") {
   copy_base("once");
   const Ended begun = workspace().run(lora_run("lora-once", {"train.steps=1", "train.lr_schedule.warmup=0",

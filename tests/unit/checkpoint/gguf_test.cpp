@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <map>
 
 #include "base/file.h"
@@ -177,6 +178,21 @@ std::vector<float> values_of(StoreFixture& from, const std::string& name) {
   return {master.as<float>(), master.as<float>() + master.num_elements()};
 }
 
+// As llama.cpp computes them, with windows of `tokens`.
+ModelConfig gguf_gemma2_config() {
+  ModelConfig model = tiny_gemma2_config();
+  model.query_pre_attn_scalar.reset();
+  model.window = {.tokens = model.context - 1, .global_every = 2, .rope_theta = std::nullopt};
+  return model;
+}
+ModelConfig gguf_gemma3_config() {
+  ModelConfig model = tiny_gemma3_config();
+  model.query_pre_attn_scalar.reset();
+  model.layers = 7;
+  model.window = {.tokens = model.context - 1, .global_every = 6, .rope_theta = 5e3};
+  return model;
+}
+
 TEST_CASE("gguf_files_hold_every_family_as_llama_cpp_names_and_orders_it") {
   struct Case {
     ModelConfig model;
@@ -184,7 +200,9 @@ TEST_CASE("gguf_files_hold_every_family_as_llama_cpp_names_and_orders_it") {
   };
   for (const Case& one :
        {Case{tiny_gpt2_config(), "gpt2"}, Case{tiny_llama_config(false), "llama"}, Case{tiny_llama3_config(), "llama"},
-        Case{tiny_mistral_config(), "llama"}, Case{tiny_qwen2_config(), "qwen2"}, Case{tiny_qwen3_config(), "qwen3"}}) {
+        Case{tiny_mistral_config(), "llama"}, Case{tiny_qwen2_config(), "qwen2"}, Case{tiny_qwen3_config(), "qwen3"},
+        Case{tiny_gemma_config(), "gemma"}, Case{gguf_gemma2_config(), "gemma2"},
+        Case{gguf_gemma3_config(), "gemma3"}}) {
     CAPTURE(one.architecture);
     const TempFolder folder;
     StoreFixture saved(make_param_table(make_model_spec(one.model, 11), InitConfig{}), {});
@@ -194,7 +212,7 @@ TEST_CASE("gguf_files_hold_every_family_as_llama_cpp_names_and_orders_it") {
     const ReadFile file(folder / "m.gguf");
     const std::string& arch = one.architecture;
     CHECK(file.texts.at("general.architecture") == arch);
-    CHECK(file.numbers.at(arch + ".block_count") == 2);
+    CHECK(file.numbers.at(arch + ".block_count") == one.model.layers);
     CHECK(file.numbers.at(arch + ".attention.head_count") == 3);
     CHECK(file.numbers.at(arch + ".embedding_length") == one.model.hidden);
     CHECK(file.lists.at("tokenizer.ggml.tokens").size() == 11);
@@ -270,6 +288,71 @@ TEST_CASE("gguf_files_hold_what_rounding_leaves_and_keep_what_has_no_whole_group
   }
 }
 
+TEST_CASE("gguf_files_of_gemma_say_windows_and_caps_and_hold_norms_as_they_are") {
+  const auto written = [](const ModelConfig& model, const TempFolder& folder, StoreFixture& saved) {
+    saved.fill(3);
+    export_gguf(saved.table, reader_of(saved),
+                {.file = folder / "m.gguf", .model = model, .type = GgufType::f32, .vocabulary = two_tokens()});
+    return ReadFile(folder / "m.gguf");
+  };
+  const auto store_of = [](const ModelConfig& model) {
+    return make_param_table(make_model_spec(model, 11), InitConfig{});
+  };
+  const ModelConfig gemma2 = gguf_gemma2_config();
+  const TempFolder folder;
+  StoreFixture saved(store_of(gemma2), {});
+  const ReadFile file = written(gemma2, folder, saved);
+  CHECK(file.numbers.at("gemma2.attention.sliding_window") == gemma2.context - 1);
+  CHECK(file.numbers.at("gemma2.attn_logit_softcapping") == static_cast<float>(*gemma2.attention_softcap));
+  CHECK(file.numbers.at("gemma2.final_logit_softcapping") == static_cast<float>(*gemma2.logit_softcap));
+  CHECK_FALSE(file.numbers.contains("gemma2.rope.freq_base_swa"));
+  const std::map<std::string, std::string> norms = {
+      {"blocks.1.attention_norm.weight", "blk.1.attn_norm.weight"},
+      {"blocks.1.attention_post_norm.weight", "blk.1.post_attention_norm.weight"},
+      {"blocks.1.ffn_norm.weight", "blk.1.ffn_norm.weight"},
+      {"blocks.1.ffn_post_norm.weight", "blk.1.post_ffw_norm.weight"},
+      {"head.norm.weight", "output_norm.weight"}};
+  for (const auto& [ours, theirs] : norms) {
+    CAPTURE(ours);
+    std::vector<float> values = values_of(saved, ours);
+    for (float& value : values) value += 1.0F;
+    CHECK(file.tensors.at(theirs).second == values);
+  }
+  // Without windows Gemma 2 is told of one that changes nothing, since it has one of its own.
+  ModelConfig wide = gemma2;
+  wide.window = {};
+  const TempFolder of_wide;
+  StoreFixture wide_store(store_of(wide), {});
+  CHECK(written(wide, of_wide, wide_store).numbers.at("gemma2.attention.sliding_window") == wide.context);
+
+  const ModelConfig gemma3 = gguf_gemma3_config();
+  const TempFolder of_third;
+  StoreFixture third(store_of(gemma3), {});
+  const ReadFile rotated = written(gemma3, of_third, third);
+  CHECK(rotated.numbers.at("gemma3.attention.sliding_window") == gemma3.context - 1);
+  CHECK(rotated.numbers.at("gemma3.rope.freq_base") == static_cast<float>(gemma3.rope_theta));
+  CHECK(rotated.numbers.at("gemma3.rope.freq_base_swa") == 5e3);
+  CHECK(rotated.texts.at("gemma3.rope.scaling.type") == "linear");
+  CHECK(rotated.numbers.at("gemma3.rope.scaling.factor") == 8);
+  std::vector<float> key_norm = values_of(third, "blocks.6.attention.key_norm.weight");
+  for (float& value : key_norm) value += 1.0F;
+  CHECK(rotated.tensors.at("blk.6.attn_k_norm.weight").second == key_norm);
+}
+
+TEST_CASE("gguf_files_are_of_no_longer_context_than_a_window_that_the_format_does_not_have") {
+  ModelConfig model = tiny_mistral_config();
+  CHECK(gguf_context(model, 100) == (model.window.tokens ? *model.window.tokens : 100));
+  model.context = 16;
+  model.window.tokens = 16;
+  CHECK(gguf_context(model, 100) == 16);
+  CHECK(gguf_context(model, 10) == 10);
+  CHECK(gguf_context(gguf_gemma2_config(), 100) == 100);
+  ModelConfig other = gguf_gemma3_config();
+  other.context = *other.window.tokens;
+  other.window.global_every = 2;
+  CHECK(gguf_context(other, 100) == *other.window.tokens);
+}
+
 TEST_CASE("gguf_exports_are_complete_or_not_there_and_refuse_what_llama_cpp_computes_otherwise") {
   const TempFolder folder;
   const auto refusal = [&](const ModelConfig& model) {
@@ -287,6 +370,27 @@ TEST_CASE("gguf_exports_are_complete_or_not_there_and_refuse_what_llama_cpp_comp
   windowed.window.tokens = windowed.context;
   CHECK(refusal(windowed) == "");
   CHECK(refusal(tiny_llama3_config()) == "");
+  CHECK(refusal(gguf_gemma2_config()) == "");
+  CHECK(refusal(gguf_gemma3_config()) == "");
+  const auto changed = [&](ModelConfig gemma, const std::function<void(ModelConfig&)>& change) {
+    change(gemma);
+    return refusal(gemma);
+  };
+  CHECK(contains(changed(gguf_gemma2_config(), [](ModelConfig& model) { model.window.global_every = 3; }),
+                 "model.window.global_every: 3 is not what llama.cpp computes with gemma2, which is 2"));
+  CHECK(contains(changed(gguf_gemma3_config(), [](ModelConfig& model) { model.window.global_every = 0; }),
+                 "model.window.global_every: 0 is not what llama.cpp computes with gemma3, which is 6"));
+  CHECK(contains(changed(gguf_gemma2_config(), [](ModelConfig& model) { model.query_pre_attn_scalar = 7; }),
+                 "model.query_pre_attn_scalar: 7 is not what llama.cpp computes with gemma2, which is 6"));
+  CHECK(contains(changed(gguf_gemma2_config(), [](ModelConfig& model) { model.attention_softcap.reset(); }),
+                 "model.attention_softcap: none"));
+  CHECK(contains(changed(gguf_gemma2_config(), [](ModelConfig& model) { model.logit_softcap.reset(); }),
+                 "model.logit_softcap: none"));
+  CHECK(contains(changed(tiny_gemma_config(), [](ModelConfig& model) { model.tie_embeddings = false; }),
+                 "model.tie_embeddings: false"));
+  // The largest ones scale scores by another number, with heads of another size.
+  CHECK(contains(changed(gguf_gemma2_config(), [](ModelConfig& model) { model.layers = 46; }),
+                 "model.query_pre_attn_scalar: 6 is not what llama.cpp computes with gemma2, which is 4"));
 
   const ModelConfig model = wide_llama();
   StoreFixture saved(make_param_table(make_model_spec(model, 11), InitConfig{}), {});

@@ -119,6 +119,12 @@ TEST_CASE("instructions do not see each other unless that is asked for") {
   };
   CHECK(attention({}) == DocumentAttention::across);
   CHECK(attention({"data.train.0.records=messages"}) == DocumentAttention::within);
-  CHECK(attention({"data.validation=[{name: v, path: a, records: prompt_completion}]"}) == DocumentAttention::within);
+  // Text beside them stays what it is without them.
+  const std::string set = "data.validation=[{name: v, path: a, records: prompt_completion}]";
+  CHECK(attention({set}) == DocumentAttention::instructions);
+  CHECK(attention({set, "data.train.0.records=messages"}) == DocumentAttention::within);
+  CHECK(attention({set, "data.documents.attention=within"}) == DocumentAttention::within);
+  CHECK(attention({"data.train.0.records=messages", "data.validation=[{name: v, path: a}]"}) ==
+        DocumentAttention::instructions);
   CHECK(attention({"data.train.0.records=messages", "data.documents.attention=across"}) == DocumentAttention::across);
 }

@@ -355,10 +355,33 @@ TEST_CASE("a folder to start from brings the shape, and what is said beside it a
   CHECK(contains(errors_from(folder, ", head_dim: 64"), "model.head_dim: 64, but the model in f has 128"));
   CHECK(contains(errors_from(folder, ", qk_norm: false"), "model.qk_norm: false, but the model in f has true"));
   CHECK(contains(errors_from(folder, ", rope_scaling: {type: linear, factor: 2}"),
-                 "model.rope_scaling.type: linear, but the model in f has none"));
+                 "model.rope_scaling.type: linear, but the model in f has none; leave the key out, or write what the "
+                 "folder has; to go on with another rotation, write it into a copy of the folder, as its config.json"));
   CHECK(contains(errors_from(folder, ", preset: qwen3-0.6b"),
                  "model.preset: qwen3-0.6b has model.layers 28, but the model in f has 3"));
   CHECK(load_from(folder, ", preset: qwen3-0.6b, layers: 3").config.model.layers == 3);
+}
+
+TEST_CASE("a section that is null takes nothing away from a folder's model or a preset's, and is refused") {
+  FolderModel folder = small_folder();
+  CHECK(load_from(folder, ", window: null, rope_scaling: null").config.model.layers == 3);  // it has none
+  folder.model.window.tokens = 64;
+  CHECK(errors_from(folder, ", window: null") ==
+        "c.yaml:3:26: model.window: null, but the model in f has one; leave the key out, or write what the folder has");
+  CHECK(contains(errors_from(folder, ", window: {tokens: none}"),
+                 "model.window.tokens: none, but the model in f has 64"));
+  CHECK(load_from(folder, ", window: {tokens: 64}").config.model.window.tokens == 64);
+  folder.model.rope_scaling = {.type = RopeScalingKind::linear, .factor = 8.0};
+  CHECK(contains(errors_from(folder, ", rope_scaling: null"), "model.rope_scaling: null, but the model in f has one"));
+
+  const auto with_preset = [](const std::string& keys) {
+    return load_text(kLeast + "model: {preset: gemma2-2b, context: 512" + keys + "}\n").config.model;
+  };
+  CHECK(
+      contains(message_of<UserError>([&] { with_preset(", window: null"); }),
+               "model.window: null leaves what gemma2-2b has; write {tokens: none} to take that away, or leave the key "
+               "out"));
+  CHECK_FALSE(with_preset(", window: {tokens: none}").window.tokens);
 }
 
 TEST_CASE(

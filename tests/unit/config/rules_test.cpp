@@ -155,11 +155,7 @@ TEST_CASE("what has no effect beside the other keys is noticed") {
       {{"data.train.0.records=messages", "data.documents.attention=across"},
        "data.documents.attention: across lets each conversation read those that were packed before it into the same "
        "sample; within, the default of such data, keeps them apart"},
-      {{"data.validation=[{name: v, path: a, records: prompt_completion}]"},
-       "data.documents.attention: within, the default where a source or a validation set holds instructions, is for "
-       "the text of data.train too, whose documents then do not see each other; write within or across to say which is "
-       "meant"},
-      {{"data.validation=[{name: v, path: a, records: prompt_completion}]", "data.documents.attention=within"}, ""},
+      {{"data.validation=[{name: v, path: a, records: prompt_completion}]"}, ""},
       {{"data.instructions.loss=all"},
        "data.instructions.loss has no effect, because no source names records: messages or prompt_completion"},
       {{"data.instructions.loss=all", "data.train.0.records=prompt_completion"}, ""},

@@ -1,5 +1,8 @@
+#include <filesystem>
+#include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/json.h"
 #include "generated.h"
 #include "infer/stop_strings.h"
 #include "infer_helpers.h"
@@ -223,4 +226,52 @@ TEST_CASE("a chat's prompt is read from where its last text ended") {
   const GeneratedSample second = run("abc" + first.text + "de");
   CHECK(generator.prompt_tokens_read() == 3 + 3);  // the last token of the text was not read yet
   CHECK(second.tokens == generate(fixture.model, "abc" + first.text + "de", 2, {.temperature = 0.0}).sample.tokens);
+}
+
+TEST_CASE("samples that begin when windows have let go of their prompt read it again, and are the same") {
+  Config config = byte_config();
+  config.model.context = 1200;
+  config.model.position = PositionKind::rope;
+  config.model.window.tokens = 4;
+  config.model.layers = 1;
+  const TinyModel tiny(config);
+  const TempFolder folder;
+  const Device device(make_cpu_backend({.threads = 1, .instruction_set = "auto"}));
+  LoadedModel model({ModelSource::checkpoint, tiny.save(folder / "checkpoints")}, *device.backend, *device.stream);
+  const std::vector<std::vector<std::int32_t>> prompts = {
+      prompt_tokens(model, std::string(200, 'a') + " prompt", "--prompt")};
+  const auto run = [&](std::int64_t batch, std::int64_t read) {
+    std::vector<std::vector<std::int32_t>> samples;
+    Generator generator(model, {.context = 1200, .batch = batch});
+    generator.run(prompts, {.max_tokens = 650, .samples = 2, .sampling = {.temperature = 0.0}},
+                  {.text = {}, .done = [&](const GeneratedSample& sample) { samples.push_back(sample.tokens); }});
+    CHECK(generator.prompt_tokens_read() == read * std::ssize(prompts[0]));
+    return samples;
+  };
+  const auto together = run(2, 1);
+  REQUIRE(together.size() == 2);
+  REQUIRE(together[0].size() == 650);  // else the windows are never left behind
+  CHECK(together[0] == together[1]);
+  CHECK(run(1, 2) == together);
+}
+
+TEST_CASE("greedy tokens of every family are those of transformers") {
+  const std::filesystem::path golden = SCALETRAIN_GOLDEN_FOLDER;
+  const nlohmann::json greedy = read_json_file(golden / "greedy.json");
+  REQUIRE(greedy.size() >= 8);
+  for (const auto& entry : greedy.items()) {
+    CAPTURE(entry.key());
+    const Device device(make_cpu_backend({.threads = 1, .instruction_set = "auto"}));
+    LoadedModel model({ModelSource::hugging_face, golden / entry.key()}, *device.backend, *device.stream);
+    Generator generator(model, {.context = 16, .batch = 3});
+    std::vector<std::vector<std::int32_t>> prompts;
+    for (const nlohmann::json& row : entry.value())
+      prompts.push_back(row.at("prompt").get<std::vector<std::int32_t>>());
+    std::vector<std::vector<std::int32_t>> found;
+    generator.run(prompts, {.max_tokens = 13, .samples = 1, .sampling = {.temperature = 0.0}},
+                  {.text = {}, .done = [&](const GeneratedSample& sample) { found.push_back(sample.tokens); }});
+    REQUIRE(found.size() == entry.value().size());
+    for (std::size_t i = 0; i < found.size(); ++i)
+      CHECK(found[i] == entry.value().at(i).at("tokens").get<std::vector<std::int32_t>>());
+  }
 }

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/hash.h"
+#include "infer/exported_tokens.h"
 #include "infer_helpers.h"
 
 using namespace scaletrain;
@@ -173,4 +174,28 @@ TEST_CASE("a Hugging Face folder loads as the model that was exported") {
     const LoadedModel bytes(locate_model(path), *device.backend, *device.stream, TokenizerKind::bytes);
     CHECK(bytes.tokenizer().encode("a") == std::vector<std::int32_t>{'a'});
   }
+}
+
+TEST_CASE("ids that a model does not have begin, end and pad no exported text") {
+  Config config = byte_config();
+  config.data.tokenizer.type = TokenizerKind::ids;
+  config.model.vocab = 257;
+  const TinyModel tiny(config);
+  const TempFolder folder;
+  const Device device;
+  const LoadedModel model({ModelSource::checkpoint, tiny.save(folder / "checkpoints")}, *device.backend,
+                          *device.stream);
+  const auto tokens_by = [&](const std::string& generation_config) {
+    folder.write("named/generation_config.json", generation_config);
+    return exported_tokens(model, folder / "named");
+  };
+  const SpecialTokens within = tokens_by(R"({"bos_token_id": 256, "eos_token_id": [3, 256], "pad_token_id": 0})");
+  CHECK(within.begin == 256);
+  CHECK(within.end == std::vector<std::int64_t>{3, 256});
+  CHECK(within.pad == 0);
+  const SpecialTokens beyond =
+      tokens_by(R"({"bos_token_id": 257, "eos_token_id": [3, 257, 9000], "pad_token_id": 300})");
+  CHECK_FALSE(beyond.begin);
+  CHECK(beyond.end == std::vector<std::int64_t>{3});
+  CHECK_FALSE(beyond.pad);
 }

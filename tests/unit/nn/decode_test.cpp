@@ -169,3 +169,41 @@ TEST_CASE("sequences of a batch have the logits that they have alone, whatever t
     CHECK_THROWS_AS(decoder.step(twice), BugError);
   }
 }
+
+TEST_CASE("a layer with a window keeps what it sees and no more, and the logits are those of the full forward") {
+  ModelSpec spec = tiny_gemma();  // a layer with a window of 3, one without
+  spec.context = 1100;
+  TestModel model(spec, make_reference_backend(DType::f64));
+  model.randomise();
+  const std::vector<std::int32_t> tokens = some_tokens(1100, spec.vocab);
+  const std::vector<std::vector<double>> expected = full_logits(model, tokens);
+  constexpr std::int64_t kept = 2 + 3 * 256;
+  const auto row = static_cast<std::size_t>(2 * spec.kv_heads * spec.head_size) * size_of(DType::f64);
+  CHECK(Decoder::cache_bytes(spec, DType::f64, 1100, 2) == 2 * (kept * row) + 2 * (1100 * row));
+  CHECK(Decoder::cache_bytes(spec, DType::f64, 500, 2) == 2 * 2 * (500 * row));
+
+  Decoder decoder(model.model, *model.backend, *model.stream, model.store, 1100, 2);
+  const auto append = [&](std::int64_t sequence, std::int64_t count) {
+    const auto done = static_cast<std::size_t>(decoder.length(sequence));
+    const auto more = static_cast<std::size_t>(count);
+    const std::span<const float> logits = decoder.append(sequence, std::span(tokens).subspan(done, more));
+    check_logits(logits, expected[done + more - 1]);
+  };
+  append(0, 700);
+  // What was kept so far is all: any part can be forgotten.
+  CHECK(decoder.truncate(0, 5) == 5);
+  append(0, 755);
+  for (int i = 0; i < 30; ++i) append(0, 1);  // room is made for one of these
+  decoder.copy_sequence(0, 1);
+  append(0, 290);
+  for (int i = 0; i < 20; ++i) append(0, 1);
+  CHECK(decoder.length(0) == 1100);
+  CHECK(decoder.truncate(0, 1100 - 256) == 1100 - 256);
+  append(0, 256);
+  // The copy goes on from where it was made.
+  CHECK(decoder.length(1) == 790);
+  append(1, 3);
+  CHECK(decoder.truncate(1, 400) == 0);
+  CHECK(decoder.length(1) == 0);
+  append(1, 300);
+}

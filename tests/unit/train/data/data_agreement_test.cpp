@@ -238,11 +238,11 @@ TEST_CASE("ranks_whose_folders_of_weights_differ_are_told") {
   folder.write("a/README.md", "nobody reads it");
   folder.write("b/config.json", "{}");
   folder.write("b/model.safetensors", "two");
-  const SourceContent a = content_of_weights((folder / "a").string());
+  const SourceContent a = content_of_weights("model.init.from", (folder / "a").string());
   CHECK(a.key == "model.init.from");
   CHECK(a.files.size() == 2);
-  CHECK(content_of_weights((folder / "a").string()).identity == a.identity);
-  CHECK(content_of_weights((folder / "b").string()).identity != a.identity);
+  CHECK(content_of_weights("model.init.from", (folder / "a").string()).identity == a.identity);
+  CHECK(content_of_weights("model.init.from", (folder / "b").string()).identity != a.identity);
 }
 
 TEST_CASE("a_run_whose_ranks_find_other_text_takes_no_step") {
