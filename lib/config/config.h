@@ -267,9 +267,19 @@ struct LoraConfig {
   std::optional<std::string> from{};  // a folder of peft's, whose adapters these begin as; nothing: as nothing
 };
 
+// Frozen parameters that join the training when so many updates have been made (gradual unfreezing, Howard and Ruder
+// 2018).
+struct UnfreezeConfig {
+  std::int64_t step = 0;
+  std::vector<std::string> patterns{};
+  bool operator==(const UnfreezeConfig&) const = default;
+};
+
 struct FinetuneConfig {
   // Of parameters that are not trained, patterns over their names (nn/finetune.h).
   std::vector<std::string> freeze{};
+  // Which of those are trained later after all; steps ascend.
+  std::vector<UnfreezeConfig> unfreeze{};
   // Factors on the learning rate, by the same patterns; of those that match a name the last one counts.
   std::vector<std::pair<std::string, double>> learning_rates{};
   // A further factor for each layer between a parameter and the head: this to the power of their number.

@@ -23,6 +23,7 @@ class Notices {
     add_parallel();
     add_port();
     add_warmup();
+    add_unfreeze();
     add_spike();
     add_evaluation();
     add_supervision();
@@ -110,6 +111,17 @@ class Notices {
     notices_.push_back(fmt::format(
         "train.lr_schedule.warmup: {} of the run's {} steps are warm-up; set a smaller number, or auto ({})", *warmup,
         steps, default_warmup(steps)));
+  }
+
+  void add_unfreeze() {
+    const TrainConfig& train = config_.train;
+    if (!train.has_one_length()) return;
+    const std::optional<std::int64_t> steps = train.num_steps(config_.model.context);
+    for (const UnfreezeConfig& phase : config_.finetune.unfreeze)
+      if (steps && phase.step >= *steps)
+        notices_.push_back(
+            fmt::format("finetune.unfreeze: what joins after {} steps is never trained, because the run has {}",
+                        phase.step, *steps));
   }
 
   void add_spike() {

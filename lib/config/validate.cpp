@@ -47,6 +47,7 @@ class Rules : private RuleScope {
     if (origin_ == Origin::user) {
       check_idle_model_keys();
       check_idle_train_keys();
+      check_unfreeze();
       check_lora();
       check_idle_precision_keys();
       check_bytes_vocab();
@@ -267,6 +268,21 @@ class Rules : private RuleScope {
                   "it is only for a train.lr_schedule.type that falls; this one is constant");
   }
 
+  void check_unfreeze() {
+    const std::vector<UnfreezeConfig>& phases = config_.finetune.unfreeze;
+    if (!phases.empty() && config_.finetune.freeze.empty() && !config_.finetune.lora &&
+        are_fine({"finetune.unfreeze", "finetune.freeze"}))
+      refuse({"finetune.unfreeze", "finetune.freeze"},
+             "nothing is frozen that could join; name with finetune.freeze what is not trained from the start");
+    for (std::size_t i = 1; i < phases.size(); ++i) {
+      const std::string path = fmt::format("finetune.unfreeze.{}.step", i);
+      if (are_fine({path, fmt::format("finetune.unfreeze.{}.step", i - 1)}) && phases[i].step <= phases[i - 1].step)
+        refuse({path}, fmt::format("{} does not come behind the {} of the phase before; write phases in their order, "
+                                   "and what joins at one step in one phase",
+                                   phases[i].step, phases[i - 1].step));
+    }
+  }
+
   void check_lora() {
     FinetuneConfig& finetune = config_.finetune;
     if (!finetune.lora) return;
@@ -276,6 +292,8 @@ class Rules : private RuleScope {
              "adapters of a model of random weights would learn little: name the Hugging Face folder that they are for "
              "with model.init.from");
     refuse_idle("finetune.freeze", finetune.freeze, FinetuneConfig().freeze, {section},
+                "with finetune.lora nothing but the adapters is trained");
+    refuse_idle("finetune.unfreeze", finetune.unfreeze, FinetuneConfig().unfreeze, {section},
                 "with finetune.lora nothing but the adapters is trained");
   }
 

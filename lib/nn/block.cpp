@@ -222,7 +222,8 @@ void Block::backward(const UnitRun& run, Saved saved, const Bundle& d_output, co
   const View d_attention_norm = t.attention_norm.output;
   ops.column_backward_input("attention.qkv", d_qkv, d_attention_norm, scratch.unsharded);
   ops.norm_backward_weight("attention_norm", d_attention_norm, input, t.attention_norm);
-  ops.norm_backward_input("attention_norm", d_attention_norm, input, t.attention_norm, d_middle, d_input.hidden);
+  if (d_input.hidden)
+    ops.norm_backward_input("attention_norm", d_attention_norm, input, t.attention_norm, d_middle, d_input.hidden);
 }
 
 // As backward(), but what the weight pass multiplies stays where it is: activations in Saved's region or, computed
@@ -267,8 +268,9 @@ WeightWork Block::backward_input(const UnitRun& run, Saved saved, const Bundle& 
   norm_backward_query_key(ops, spec_, t, work.d_query_key, work.d_qkv);
   ops.adapter_backward("attention.qkv", work.d_qkv);
   ops.column_backward_input("attention.qkv", work.d_qkv, work.d_attention_norm, scratch.unsharded);
-  ops.norm_backward_input("attention_norm", work.d_attention_norm, input, t.attention_norm, work.d_middle,
-                          d_input.hidden);
+  if (d_input.hidden)
+    ops.norm_backward_input("attention_norm", work.d_attention_norm, input, t.attention_norm, work.d_middle,
+                            d_input.hidden);
   return {this, work_region, held.first, held.second};
 }
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <limits>
 #include <map>
 #include <utility>
 #include <vector>
@@ -35,34 +37,95 @@ std::string unmatched(const ParamTable& table, std::string_view key, const std::
 
 }  // namespace
 
-void freeze_parameters(ParamTable& table, std::span<const std::string> patterns) {
-  if (patterns.empty()) return;
-  const auto is_chosen = [&](const Parameter& parameter) {
-    const std::string& name = parameter.tied_to.value_or(parameter.name);
-    return std::any_of(patterns.begin(), patterns.end(),
-                       [&](const std::string& pattern) { return matches_name(pattern, name); });
-  };
+namespace {
+
+// A tied tensor goes by the name of its owner.
+bool is_matched(std::span<const std::string> patterns, const Parameter& parameter) {
+  const std::string& name = parameter.tied_to.value_or(parameter.name);
+  return std::any_of(patterns.begin(), patterns.end(),
+                     [&](const std::string& pattern) { return matches_name(pattern, name); });
+}
+
+void check_matched(const ParamTable& table, std::string_view key, std::span<const std::string> patterns) {
   const std::vector<std::string> names = names_of(table);
   for (const std::string& pattern : patterns)
     if (std::none_of(names.begin(), names.end(), [&](const std::string& name) { return matches_name(pattern, name); }))
-      throw UserError(unmatched(table, "finetune.freeze", pattern));
+      throw UserError(unmatched(table, key, pattern));
+}
+
+// Updates before a parameter joins; never: it is not trained at all.
+constexpr std::int64_t never_joins = std::numeric_limits<std::int64_t>::max();
+
+std::int64_t joining_of(const Parameter& parameter, const FinetuneConfig& config) {
+  if (!is_matched(config.freeze, parameter)) return 0;
+  for (const UnfreezeConfig& phase : config.unfreeze)
+    if (is_matched(phase.patterns, parameter)) return phase.step;
+  return never_joins;
+}
+
+std::string joining_text(std::int64_t joins) {
+  if (joins == 0) return "is trained from the start";
+  return joins == never_joins ? "is frozen" : fmt::format("joins after {} steps", joins);
+}
+
+// Layers read a fused matrix as one, and accumulate its gradient as one.
+void check_fused(const ParamTable& table, const FinetuneConfig& config) {
   std::map<std::pair<int, std::string>, const Parameter*> first_of_matrix;
-  bool trains = false;
   for (const Parameter& parameter : table.parameters()) {
-    trains = trains || !is_chosen(parameter);
     if (parameter.fused.empty()) continue;
     const Parameter* const first =
         first_of_matrix.try_emplace({parameter.unit, parameter.fused}, &parameter).first->second;
-    if (is_chosen(*first) == is_chosen(parameter)) continue;
-    const Parameter& frozen = is_chosen(parameter) ? parameter : *first;
-    const Parameter& trained = is_chosen(parameter) ? *first : parameter;
-    throw UserError(
-        fmt::format("finetune.freeze: {} is frozen and {} is not, but layers read them as one matrix ({}); "
-                    "freeze all of it or nothing",
-                    frozen.name, trained.name, parameter.fused));
+    std::int64_t joins = joining_of(parameter, config);
+    std::int64_t joins_first = joining_of(*first, config);
+    if (joins == joins_first) continue;
+    const Parameter* late = &parameter;
+    const Parameter* early = first;
+    if (joins < joins_first) {
+      std::swap(late, early);
+      std::swap(joins, joins_first);
+    }
+    const bool is_frozen = joins == never_joins && joins_first == 0;
+    throw UserError(is_frozen
+                        ? fmt::format("finetune.freeze: {} is frozen and {} is not, but layers read them as one matrix "
+                                      "({}); freeze all of it or nothing",
+                                      late->name, early->name, parameter.fused)
+                        : fmt::format("finetune.unfreeze: {} {} and {} {}, but layers read them as one matrix ({}); "
+                                      "let all of it join at one step",
+                                      early->name, joining_text(joins_first), late->name, joining_text(joins),
+                                      parameter.fused));
   }
-  if (!trains) throw UserError("finetune.freeze: nothing is left to train; leave out a pattern");
-  table.freeze(is_chosen);
+}
+
+// Each pattern of a phase brings something that was not trained before it.
+void check_phases(const ParamTable& table, const FinetuneConfig& config) {
+  for (const UnfreezeConfig& phase : config.unfreeze) {
+    check_matched(table, "finetune.unfreeze", phase.patterns);
+    for (const std::string& pattern : phase.patterns) {
+      const auto joins_now = [&](const Parameter& parameter) {
+        return is_matched({&pattern, 1}, parameter) && joining_of(parameter, config) == phase.step;
+      };
+      if (std::none_of(table.parameters().begin(), table.parameters().end(), joins_now))
+        throw UserError(fmt::format(
+            "finetune.unfreeze: all that {} matches is trained before step {} already; leave it out, or name with "
+            "finetune.freeze what is to wait",
+            quoted(pattern), phase.step));
+    }
+  }
+}
+
+}  // namespace
+
+void freeze_parameters(ParamTable& table, const FinetuneConfig& config) {
+  if (config.freeze.empty()) return;
+  check_matched(table, "finetune.freeze", config.freeze);
+  check_fused(table, config);
+  check_phases(table, config);
+  const auto& parameters = table.parameters();
+  if (std::none_of(parameters.begin(), parameters.end(),
+                   [&](const Parameter& parameter) { return joining_of(parameter, config) == 0; }))
+    throw UserError("finetune.freeze: nothing is left to train; leave out a pattern");
+  table.freeze([&](const Parameter& parameter) { return joining_of(parameter, config) == never_joins; });
+  table.join_after([&](const Parameter& parameter) { return joining_of(parameter, config); });
 }
 
 namespace {

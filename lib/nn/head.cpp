@@ -246,7 +246,7 @@ void Head::backward(const UnitRun& run, Saved saved, const Bundle& /*d_output*/,
   const View d_norm = norm.output;
   ops.sums().sum(rows, d_norm);
   ops.norm_backward_weight("norm", d_norm, held.second.hidden, norm);
-  ops.norm_backward_input("norm", d_norm, held.second.hidden, norm, {}, d_input.hidden);
+  if (d_input.hidden) ops.norm_backward_input("norm", d_norm, held.second.hidden, norm, {}, d_input.hidden);
 }
 
 WeightWork Head::backward_input(const UnitRun& run, Saved saved, const Bundle& /*d_output*/, const Bundle& d_input,
@@ -268,7 +268,7 @@ WeightWork Head::backward_input(const UnitRun& run, Saved saved, const Bundle& /
                        .weight = weight(run), .d_output = d_logits, .d_input = partial.rows(first, normed.shape()[0])});
                  });
   sums.sum(partial, d_norm);
-  ops.norm_backward_input("norm", d_norm, held.second.hidden, norm, {}, d_input.hidden);
+  if (d_input.hidden) ops.norm_backward_input("norm", d_norm, held.second.hidden, norm, {}, d_input.hidden);
   return {this, work, held.first, held.second};
 }
 

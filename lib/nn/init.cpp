@@ -63,7 +63,6 @@ Pieces pieces_of(const ParamStore& store, bool adapters_alone) {
   for (const ParamRange& range : store.held(StateKind::master)) {
     const Parameter& parameter = store.table().parameters()[std::size_t(range.parameter)];
     if (adapters_alone && !parameter.is_adapter) continue;
-    if (parameter.dtype != DType::f32) continue;  // of a type of its own: a frozen one that is loaded
     const View values = store.values(StateKind::master, range);
     std::int64_t begin = 0;  // of the piece under way, in the range
     std::int64_t end = 0;
@@ -123,7 +122,7 @@ void fill(const Parameter& parameter, std::span<const Run> runs, std::uint64_t s
   }
 }
 
-// Masters wider than f32 hold the same values: the generator's floats, widened through `scratch`.
+// Values of another type than f32 are the generator's floats, widened or rounded, through `scratch`.
 void fill(const Parameter& parameter, std::span<const Run> runs, std::uint64_t seed, const View& out,
           std::vector<float>& scratch) {
   const auto count = static_cast<std::size_t>(out.num_elements());
@@ -139,9 +138,13 @@ void initialise(ParamStore& store, Stream& stream, std::uint64_t seed, int threa
                 const Pieces& all) {
   SCALETRAIN_CHECK(threads >= 1);
   std::vector<std::vector<float>> scratch(static_cast<std::size_t>(threads));
-  if (store.options().dtype != DType::f32)
+  std::size_t widest = size_of(DType::f32);
+  for (const Piece& piece : all.pieces) {
+    if (piece.out.dtype() == DType::f32) continue;
     for (std::vector<float>& buffer : scratch) buffer.resize(static_cast<std::size_t>(piece_elements));
-  const auto longest = static_cast<std::size_t>(piece_elements) * size_of(store.options().dtype);
+    widest = std::max(widest, size_of(piece.out.dtype()));
+  }
+  const auto longest = static_cast<std::size_t>(piece_elements) * widest;
   HostAccess access(store.backend(), {.threads = threads, .longest_write = longest});
   std::atomic<std::size_t> next{0};
   const auto fill_some = [&](std::size_t thread) {

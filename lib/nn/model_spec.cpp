@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <string_view>
@@ -391,21 +392,26 @@ double model_flops_per_token(const ModelSpec& spec) {
   return model_flops_per_token(spec, make_param_table(spec, InitConfig{}));
 }
 
-double model_flops_per_token(const ModelSpec& spec, const ParamTable& table) {
-  std::int64_t parameters = table.num_parameters();
-  std::int64_t frozen = table.num_parameters(ParamRole::frozen);
-  const auto leave_out = [&](std::string_view name) {
-    const Parameter* const looked_up = table.find(name);
-    if (looked_up == nullptr) return;
-    parameters -= looked_up->shape.num_elements();
-    if (looked_up->role == ParamRole::frozen) frozen -= looked_up->shape.num_elements();
-  };
-  leave_out("embedding.position.weight");
-  if (!spec.tie_embeddings) leave_out("embedding.token.weight");
+double model_flops_per_token(const ModelSpec& spec, const ParamTable& table, std::int64_t updates) {
+  const int first_trained = table.first_trained_unit(updates);
+  const int head = narrow<int>(table.units().size()) - 1;
+  std::int64_t parameters = 0;
+  std::int64_t left_out = 0;  // products with them, of weights' gradients and of inputs'
+  for (const Parameter& parameter : table.parameters()) {
+    const bool is_token_table = parameter.name == "embedding.token.weight";
+    const bool is_looked_up = parameter.name == "embedding.position.weight" || (is_token_table && !spec.tie_embeddings);
+    if (parameter.tied_to || is_looked_up) continue;
+    const std::int64_t elements = parameter.shape.num_elements();
+    parameters += elements;
+    if (parameter.role == ParamRole::frozen || parameter.joins_after > updates) left_out += elements;
+    if ((is_token_table ? head : parameter.unit) < first_trained) left_out += elements;
+  }
   const auto attention =
       6.0 * static_cast<double>(spec.layers) * static_cast<double>(spec.heads) * static_cast<double>(spec.head_size);
-  return 6.0 * static_cast<double>(parameters) - 2.0 * static_cast<double>(frozen) +
-         attention * static_cast<double>(spec.context) * attention_share(spec);
+  const double of_attention = attention * static_cast<double>(spec.context) * attention_share(spec);
+  const auto blocks_below = static_cast<double>(std::clamp<std::int64_t>(first_trained - 1, 0, spec.layers));
+  return 6.0 * static_cast<double>(parameters) - 2.0 * static_cast<double>(left_out) + of_attention -
+         of_attention * (2.0 / 3.0) * (blocks_below / static_cast<double>(spec.layers));
 }
 
 }  // namespace scaletrain

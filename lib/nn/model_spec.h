@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -106,8 +107,11 @@ ParamTable make_param_table(const ModelSpec& spec, const InitConfig& init);
 // the token table where the head has a weight of its own. A table that the head shares counts once, for the head's
 // product.
 double model_flops_per_token(const ModelSpec& spec);
-// The same of a model whose table says what is frozen: 2 less for each frozen parameter that N counts, whose gradient
-// nobody computes.
-double model_flops_per_token(const ModelSpec& spec, const ParamTable& table);
+// The same of a model whose table says what is trained after so many updates: 2 less for each parameter that N counts
+// and that is not, whose gradient nobody computes, and for each of the units before the first that is trained, through
+// which no backward goes; nor does attention's, two thirds of it, in those (of the average layer's, where some have
+// windows).
+double model_flops_per_token(const ModelSpec& spec, const ParamTable& table,
+                             std::int64_t updates = std::numeric_limits<std::int64_t>::max());
 
 }  // namespace scaletrain

@@ -15,7 +15,8 @@
 // never does.
 //
 // A unit's input bundle stays valid, unchanged, until its Saved is consumed (backward) or dropped, and until its
-// WeightWork is consumed: units need not copy it. The saved region, too, stays in use until the WeightWork is consumed:
+// WeightWork is consumed: units need not copy it. d_input is empty where nothing before the unit is trained: its
+// gradient is not computed then. The saved region, too, stays in use until the WeightWork is consumed:
 // activations are not copied to `work`. d_input may be the very memory of d_output. scratch is free for use within one
 // call. Not thread-safe against the same regions; otherwise const.
 //

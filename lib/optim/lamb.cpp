@@ -35,7 +35,7 @@ class Lamb final : public RangeOptimizer {
                                         .step = piece.step});
     });
     norms_->measure(stream);
-    set_scalars(stream, {.learning_rate = step.learning_rate, .skip = step.skip});
+    set_scalars(stream, store, {.learning_rate = step.learning_rate, .skip = step.skip});
     const std::vector<double> ratios = trust_ratios(store.table());
     for_pieces(stream, store, 0.0, ratios, [&](const Piece& piece) {
       backend.run(stream, SgdStep{.param = piece.range.param,

@@ -28,9 +28,13 @@ class Optimizer {
   // Allocates what a step needs, which the first one does otherwise. The store must outlive the steps.
   virtual void prepare(Backend& backend, const ParamStore& store) = 0;
   // Updates every range of the store, which must have been made with these state names, and then tells it, so that
-  // cached compute forms are dropped and replicas gather each other's pieces: no unit may be acquired. With step.skip
-  // nothing changes of parameters and states. Gradients are the optimizer's from here on: it may write into them. The
-  // stream must have run what the call before has issued. One thread at a time; all ranks make the same calls.
+  // cached compute forms are dropped and replicas gather each other's pieces: no unit may be acquired. Parameters that
+  // join later than this update (Parameter::joins_after, ParamStore::updates) stay as they are, and so does their
+  // state; those that have joined on the way count their updates from there for the bias correction, each by itself, as
+  // PyTorch's AdamW counts the steps of a group that was added (`step` has that of those trained from the start).
+  // AdEMAMix's schedules count the run's. With step.skip nothing changes of parameters and states. Gradients are the
+  // optimizer's from here on: it may write into them. The stream must have run what the call before has issued. One
+  // thread at a time; all ranks make the same calls.
   virtual void step(Backend& backend, Stream& stream, ParamStore& store, const StepScalars& step) = 0;
 };
 

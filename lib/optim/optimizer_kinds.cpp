@@ -1,17 +1,30 @@
 #include "optim/optimizer_kinds.h"
 
+#include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "base/error.h"
+#include "optim/step_scalars.h"
 
 namespace scaletrain {
 
 namespace {
 constexpr std::size_t most_set = 2;
+
+std::vector<std::int64_t> joinings_of(const ParamTable& table) {
+  std::set<std::int64_t> found;
+  for (const Parameter& parameter : table.parameters())
+    if (parameter.role == ParamRole::trained) found.insert(parameter.joins_after);
+  return {found.begin(), found.end()};
+}
+
 }  // namespace
 
-void RangeOptimizer::prepare(Backend& backend, const ParamStore&) {
-  if (!scalars_) scalars_.emplace(backend, most_set * sizeof(StepScalars));
+void RangeOptimizer::prepare(Backend& backend, const ParamStore& store) {
+  if (scalars_) return;
+  joinings_ = joinings_of(store.table());
+  scalars_.emplace(backend, most_set * std::max<std::size_t>(1, joinings_.size()) * sizeof(StepScalars));
 }
 
 void RangeOptimizer::step(Backend& backend, Stream& stream, ParamStore& store, const StepScalars& step) {
@@ -19,26 +32,37 @@ void RangeOptimizer::step(Backend& backend, Stream& stream, ParamStore& store, c
   spans_.clear();
   prepare(backend, store);
   num_set_ = 0;
-  set_scalars(stream, step);
+  set_scalars(stream, store, step);
   update_all(backend, stream, store, step);
   store.updated(stream);
 }
 
-void RangeOptimizer::set_scalars(Stream& stream, const StepScalars& step) {
+void RangeOptimizer::set_scalars(Stream& stream, const ParamStore& store, const StepScalars& step) {
   SCALETRAIN_CHECK_LT(num_set_, most_set);
-  const std::size_t place = num_set_++ * sizeof(StepScalars);
-  std::memcpy(scalars_->host(place, DType::f64, {num_step_scalars}).as<double>(), &step, sizeof(step));
-  scalars_->to_device(stream, scalars_->device(place, DType::f64, {num_step_scalars}));
+  const std::size_t first = num_set_++ * joinings_.size();
+  for (std::size_t i = 0; i < joinings_.size(); ++i) {
+    StepScalars of_joined = step;
+    if (joinings_[i] > 0 && joinings_[i] <= store.updates())
+      set_bias_corrections(of_joined, config_.beta1, config_.beta2, store.updates() + 1 - joinings_[i]);
+    const std::size_t place = (first + i) * sizeof(StepScalars);
+    std::memcpy(scalars_->host(place, DType::f64, {num_step_scalars}).as<double>(), &of_joined, sizeof(of_joined));
+    scalars_->to_device(stream, scalars_->device(place, DType::f64, {num_step_scalars}));
+  }
 }
 
 void RangeOptimizer::for_pieces(Stream& stream, ParamStore& store, double weight_decay, std::span<const double> factors,
                                 const Update& update) {
-  const ConstView scalars = scalars_->device((num_set_ - 1) * sizeof(StepScalars), DType::f64, {num_step_scalars});
+  const std::size_t first = (num_set_ - 1) * joinings_.size();
   store.update_ranges(stream, [&](const OptimizerRange& range) {
-    spans_.push_back(update_spans(store.layout(), store.table(),
-                                  {.buffer = range.buffer, .first = range.first, .count = range.param.num_elements()},
-                                  weight_decay, factors));
-    update({range, spans_.back(), scalars});
+    for (std::size_t i = 0; i < joinings_.size(); ++i) {
+      if (joinings_[i] > store.updates()) continue;
+      spans_.push_back(update_spans(store.layout(), store.table(),
+                                    {.buffer = range.buffer, .first = range.first, .count = range.param.num_elements()},
+                                    weight_decay, factors, joinings_[i]));
+      if (joinings_.size() > 1 && spans_.back().empty()) continue;
+      update(
+          {range, spans_.back(), scalars_->device((first + i) * sizeof(StepScalars), DType::f64, {num_step_scalars})});
+    }
   });
 }
 

@@ -49,16 +49,19 @@ class RangeOptimizer : public Optimizer {
   virtual void update_all(Backend& backend, Stream& stream, ParamStore& store, const StepScalars& step) = 0;
   // Shows `update` every piece. The spans' weight decay is `weight_decay` where the parameter decays, and their factor
   // on the rate the parameter's, times factors[parameter] where there are any. The scalars are those of set_scalars.
+  // Parameters that joined later (Parameter::joins_after) are pieces of their own, with bias corrections of their own;
+  // those that are yet to join are none.
   void for_pieces(Stream& stream, ParamStore& store, double weight_decay, std::span<const double> factors,
                   const Update& update);
   // For the pieces that follow. At most twice a step.
-  void set_scalars(Stream& stream, const StepScalars& step);
+  void set_scalars(Stream& stream, const ParamStore& store, const StepScalars& step);
 
  private:
   OptimizerConfig config_;
   std::vector<std::string> state_names_;
   std::vector<std::vector<UpdateSpan>> spans_;
-  std::optional<MirroredBuffer> scalars_;  // of the newest step, for each time that they are set
+  std::vector<std::int64_t> joinings_;     // Parameter::joins_after as they occur, ascending
+  std::optional<MirroredBuffer> scalars_;  // of the newest step, for each time that they are set and each joining
   std::size_t num_set_ = 0;
 };
 

@@ -42,8 +42,13 @@ std::string_view words_of(SkipReason reason) {
   SCALETRAIN_CHECK(false);
 }
 
+void set_bias_corrections(StepScalars& block, double beta1, double beta2, std::int64_t update) {
+  SCALETRAIN_CHECK_LE(1, update);
+  block.bias_correction1 = 1.0 - std::pow(beta1, static_cast<double>(update));
+  block.bias_correction2 = 1.0 - std::pow(beta2, static_cast<double>(update));
+}
+
 StepOutcome make_step_scalars(const StepMeasurements& measured, const StepSettings& settings) {
-  SCALETRAIN_CHECK_LE(1, settings.update);
   SCALETRAIN_CHECK_LE(0, measured.num_tokens);
   SCALETRAIN_CHECK(std::isfinite(measured.micro_scale) && measured.micro_scale > 0);
   SCALETRAIN_CHECK(!settings.clip_norm || *settings.clip_norm > 0);
@@ -69,9 +74,7 @@ StepOutcome make_step_scalars(const StepMeasurements& measured, const StepSettin
   block.learning_rate = settings.learning_rate;
   block.slow_beta = settings.slow.beta;
   block.slow_weight = settings.slow.weight;
-  const auto update = static_cast<double>(settings.update);
-  block.bias_correction1 = 1.0 - std::pow(settings.beta1, update);
-  block.bias_correction2 = 1.0 - std::pow(settings.beta2, update);
+  set_bias_corrections(block, settings.beta1, settings.beta2, settings.update);
   if (outcome.skip != SkipReason::none) {
     block.skip = 1;
     block.gradient_scale = 0;

@@ -54,6 +54,9 @@ struct StepOutcome {
   SkipReason skip = SkipReason::none;
 };
 
+// What Adam's averages lack at their update-th update, from 1 on.
+void set_bias_corrections(StepScalars& block, double beta1, double beta2, std::int64_t update);
+
 StepOutcome make_step_scalars(const StepMeasurements& measured, const StepSettings& settings);
 
 }  // namespace scaletrain

@@ -15,7 +15,7 @@ namespace {
 std::vector<ParamRange> measured_ranges(const ParamStore& store) {
   const ShardLayout& layout = store.layout();
   const std::int64_t tensor_degree = layout.mesh().degree(Axis::tensor);
-  std::vector<ParamRange> ranges = layout.shard_ranges(layout.position().data);
+  std::vector<ParamRange> ranges = layout.piece_ranges(layout.position().data);
   std::erase_if(ranges, [&](const ParamRange& range) {
     const Parameter& parameter = store.table().parameters()[static_cast<std::size_t>(range.parameter)];
     return parameter.role != ParamRole::trained || !parameter.decays || parameter.tied_to ||

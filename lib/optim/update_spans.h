@@ -20,8 +20,10 @@ struct FlatRange {
 
 // Ascending spans with offsets relative to range.first: weight_decay where the table says that the parameter decays, 0
 // where not, and the parameter's factor on the learning rate, times factors[its index in the table] where there are
-// any. Padding is in none of them.
+// any. Of parameters that join after so many updates (Parameter::joins_after): what joins at other times, and padding,
+// is in none of them.
 std::vector<UpdateSpan> update_spans(const ShardLayout& layout, const ParamTable& table, const FlatRange& range,
-                                     double weight_decay, std::span<const double> factors = {});
+                                     double weight_decay, std::span<const double> factors = {},
+                                     std::int64_t joins_after = 0);
 
 }  // namespace scaletrain

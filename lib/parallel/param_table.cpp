@@ -94,6 +94,29 @@ void ParamTable::freeze(const std::function<bool(const Parameter&)>& is_chosen) 
   }
 }
 
+void ParamTable::hold_frozen_in(DType dtype) {
+  for (Parameter& parameter : parameters_)
+    if (parameter.role == ParamRole::frozen) parameter.dtype = dtype;
+}
+
+void ParamTable::join_after(const std::function<std::int64_t(const Parameter&)>& updates_of) {
+  const Parameter* before = nullptr;
+  for (Parameter& parameter : parameters_) {
+    if (parameter.role == ParamRole::trained)
+      parameter.joins_after = parameter.tied_to ? find(*parameter.tied_to)->joins_after : updates_of(parameter);
+    const bool is_continued = before != nullptr && !parameter.fused.empty() && before->unit == parameter.unit &&
+                              before->fused == parameter.fused;
+    SCALETRAIN_CHECK(!is_continued || before->joins_after == parameter.joins_after);
+    before = &parameter;
+  }
+}
+
+int ParamTable::first_trained_unit(std::int64_t updates) const {
+  for (const Parameter& parameter : parameters_)
+    if (parameter.role == ParamRole::trained && parameter.joins_after <= updates) return parameter.unit;
+  return narrow<int>(units_.size());
+}
+
 void ParamTable::scale_learning_rates(const std::function<double(const Parameter&)>& factor_of) {
   for (Parameter& parameter : parameters_)
     parameter.rate_factor = parameter.tied_to ? find(*parameter.tied_to)->rate_factor : factor_of(parameter);

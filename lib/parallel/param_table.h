@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -68,6 +69,9 @@ struct Parameter {
   Split split;
   bool decays = false;     // weight decay applies (matrices, not biases and norms)
   double rate_factor = 1;  // on the learning rate
+  // Of a trained parameter: updates of the model before it takes part in them. Until then it keeps its value, nobody
+  // computes its gradient, and its optimizer state is zero.
+  std::int64_t joins_after = 0;
   InitialValues init;
   bool lookup_only = false;  // read row by row (an embedding table): needs no compute form
   // With sequence shards each tensor rank computes this replicated parameter's gradient from its own rows of the batch
@@ -104,6 +108,10 @@ class ParamTable {
   // Makes the chosen parameters frozen ones. Of those that share a tensor, or are one fused matrix, all are chosen or
   // none.
   void freeze(const std::function<bool(const Parameter&)>& is_chosen);
+  // The type that frozen parameters are held and stored in. They have no other form.
+  void hold_frozen_in(DType dtype);
+  // Gives each trained parameter the number of updates before it joins, by the same rule.
+  void join_after(const std::function<std::int64_t(const Parameter&)>& updates_of);
   // Gives each parameter the factor on its learning rate; those that share a tensor get the same.
   void scale_learning_rates(const std::function<double(const Parameter&)>& factor_of);
 
@@ -112,6 +120,12 @@ class ParamTable {
   std::span<const Parameter> parameters_of(int unit) const;
   const Parameter* find(std::string_view name) const;  // null if there is none
   int index_of(std::string_view name) const;           // -1 if there is none
+
+  // The first unit that has a parameter of those trained after so many updates, which a backward must reach: no
+  // gradient is needed of what comes before it. Without one the number of units.
+  int first_trained_unit(std::int64_t updates) const;
+  // Of all that will ever be trained.
+  int first_trained_unit() const { return first_trained_unit(std::numeric_limits<std::int64_t>::max()); }
 
   // Elements of every stored tensor, tied copies once; of those of one role.
   std::int64_t num_parameters() const;

@@ -40,6 +40,45 @@ std::size_t batch_bytes_of(const BatchShape& shape, DocumentAttention document_a
          align_up(static_cast<std::size_t>(shape.rows()) * size_of(DType::i32));
 }
 
+// Whether a unit of a chunk and the next one take no part in any backward: nothing is read of what passes between them
+// when the next one has read it.
+bool hands_on_inside(const std::vector<int>& units, std::size_t place, int first_trained) {
+  return place + 1 < units.size() && units[place + 1] < first_trained;
+}
+
+// Whether a unit gives its input's gradient to another of its chunk. Where all is trained the places are there always.
+bool hands_gradients_on(const UnitsByChunk& chunks, int first_trained) {
+  return first_trained == 0 || std::any_of(chunks.begin(), chunks.end(), [&](const std::vector<int>& units) {
+           return units.size() > 1 && units.back() > first_trained;
+         });
+}
+
+// Of the units that no backward goes through, shared by all of them and by all micro-batches.
+struct PassingMemory {
+  ArenaRange saved;
+  ArenaRange outputs[2];
+};
+
+PassingMemory cut_passing(const Transformer& model, ActivationPlan& plan, const BatchShape& shape, DType compute,
+                          int first_trained, std::size_t hidden, ArenaCutter& arena) {
+  std::size_t saved = 0;
+  bool is_used[2] = {false, false};
+  for (const std::vector<int>& units : plan.chunks) {
+    for (std::size_t place = 0; place < units.size() && units[place] < first_trained; ++place) {
+      saved = std::max(saved, model.units()[static_cast<std::size_t>(units[place])]->memory(shape, compute).saved);
+      if (hands_on_inside(units, place, first_trained)) is_used[place % 2] = true;
+    }
+  }
+  PassingMemory passing;
+  if (saved > 0) passing.saved = arena.cut(saved);
+  plan.saved_bytes += passing.saved.bytes;
+  for (std::size_t turn = 0; turn < 2; ++turn) {
+    if (is_used[turn]) passing.outputs[turn] = arena.cut(hidden);
+    plan.boundary_bytes += passing.outputs[turn].bytes;
+  }
+  return passing;
+}
+
 }  // namespace
 
 std::int64_t num_batch_tensors(DocumentAttention document_attention) {
@@ -48,7 +87,7 @@ std::int64_t num_batch_tensors(DocumentAttention document_attention) {
 
 ActivationPlan make_activation_plan(const Transformer& model, std::vector<std::vector<int>> chunks,
                                     const BatchShape& shape, DType compute, const ScheduleDepth& depth,
-                                    DocumentAttention document_attention) {
+                                    DocumentAttention document_attention, int first_trained) {
   SCALETRAIN_CHECK(!chunks.empty());
   SCALETRAIN_CHECK_LE(depth.in_flight_of_chunk.size(), chunks.size());
   ActivationPlan plan;
@@ -60,6 +99,7 @@ ActivationPlan make_activation_plan(const Transformer& model, std::vector<std::v
   const std::size_t batch = batch_bytes_of(shape, document_attention);
   const int head = narrow<int>(model.units().size()) - 1;
   ArenaCutter arena;
+  const PassingMemory passing = cut_passing(model, plan, shape, compute, first_trained, hidden, arena);
   std::size_t scratch = 0;
   std::vector<std::size_t> work;  // by place in a chunk: the most of any chunk's unit there
   for (std::size_t chunk = 0; chunk < plan.chunks.size(); ++chunk) {
@@ -69,7 +109,7 @@ ActivationPlan make_activation_plan(const Transformer& model, std::vector<std::v
     for (std::size_t place = 0; place < units.size(); ++place) {
       const Unit& unit = *model.units()[static_cast<std::size_t>(units[place])];
       const UnitMemory& of = memory.emplace_back(unit.memory(shape, compute));
-      work[place] = std::max(work[place], of.work);
+      if (units[place] >= first_trained) work[place] = std::max(work[place], of.work);
       scratch = std::max(scratch, of.scratch);
     }
     // A micro-batch that waits for its weight part still needs its inputs, and so its buffer.
@@ -80,6 +120,15 @@ ActivationPlan make_activation_plan(const Transformer& model, std::vector<std::v
       plan.batch_bytes += plan.batches.back().bytes;
       auto& buffers = plan.buffers.emplace_back();
       for (std::size_t unit = 0; unit < units.size(); ++unit) {
+        if (units[unit] < first_trained) {
+          UnitBuffers passed{passing.saved, passing.outputs[unit % 2]};
+          if (!hands_on_inside(units, unit, first_trained)) {
+            passed.output = arena.cut(hidden);
+            plan.boundary_bytes += passed.output.bytes;
+          }
+          buffers.push_back(passed);
+          continue;
+        }
         const UnitBuffers regions{arena.cut(memory[unit].saved), arena.cut(units[unit] == head ? 0 : hidden)};
         buffers.push_back(regions);
         plan.saved_bytes += regions.saved.bytes;
@@ -93,7 +142,8 @@ ActivationPlan make_activation_plan(const Transformer& model, std::vector<std::v
     return arena.cut(hidden);
   };
   for (std::int64_t i = 0; i < depth.inputs; ++i) plan.inputs.push_back(cut_bundle());
-  for (ArenaRange& gradient : plan.gradients) gradient = cut_bundle();
+  if (hands_gradients_on(plan.chunks, first_trained))
+    for (ArenaRange& gradient : plan.gradients) gradient = cut_bundle();
   for (std::int64_t i = 0; i < depth.gradients_received; ++i) plan.gradient_inputs.push_back(cut_bundle());
   for (std::int64_t i = 0; i < depth.gradients_sent; ++i) plan.gradient_outputs.push_back(cut_bundle());
   for (std::int64_t set = 0; set < depth.weight_work; ++set)

@@ -59,9 +59,14 @@ struct ActivationPlan {
 
 // `chunks`: the model's units, as the stage's chunks hold them. A chunk has as many buffers as it ever has
 // micro-batches in flight, at least one.
+//
+// first_trained: no backward goes through the units before that one, so that nothing is kept of them: they share one
+// saved region, and hand their outputs on through two by turns, but for what the first trained unit or the next stage
+// gets.
 ActivationPlan make_activation_plan(const Transformer& model, std::vector<std::vector<int>> chunks,
                                     const BatchShape& shape, DType compute, const ScheduleDepth& depth,
-                                    DocumentAttention document_attention = DocumentAttention::across);
+                                    DocumentAttention document_attention = DocumentAttention::across,
+                                    int first_trained = 0);
 
 // For a model that is only evaluated, on one stage: nothing is kept for a backward, so all units share one saved region
 // and hand their outputs on through two by turns. No gradients, no work; one buffer.

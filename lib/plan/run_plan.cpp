@@ -67,6 +67,9 @@ void check_fits(const Config& config, std::int64_t data, const std::optional<Wor
 
 std::vector<StageBlocks> make_stages(const ParallelConfig& parallel, const PhasePlan& phase) {
   if (parallel.stage_layers) return given_stages(*parallel.stage_layers);
+  // Blocks that differ are divided by what they cost where stages have one chunk; else by their number.
+  if (const std::vector<double> costs = block_costs(phase); !costs.empty() && parallel.chunks == 1)
+    return split_stages(costs, parallel.pipeline, end_costs(phase));
   return split_stages(phase.model.layers, parallel.pipeline, parallel.chunks, end_costs(phase));
 }
 
@@ -117,8 +120,21 @@ ShardLayout PhasePlan::layout(Rank rank) const {
 }
 
 std::vector<ScheduleStep> PhasePlan::schedule(Rank rank) const {
+  return schedule(rank, table.first_trained_unit());
+}
+
+std::vector<ScheduleStep> PhasePlan::schedule(Rank rank, int first_trained) const {
   return make_stage_schedule(schedule_kind, mesh.degree(Axis::pipeline), num_micro_batches, chunks,
-                             Stage(mesh.position_of(rank).pipeline));
+                             Stage(mesh.position_of(rank).pipeline), lowest_backward(first_trained));
+}
+
+std::int64_t PhasePlan::lowest_backward(int first_trained) const {
+  std::int64_t lowest = 0;
+  for (const StageBlocks& blocks : stages) {
+    if (blocks.head || first_trained < 1 + blocks.first + blocks.count) break;
+    ++lowest;
+  }
+  return lowest;
 }
 
 void PhasePlan::compute_on(const Backend& backend) {
@@ -146,7 +162,7 @@ ActivationPlan PhasePlan::activations(Rank rank) const {
 
 ActivationPlan PhasePlan::activations(Rank rank, const ScheduleDepth& depth) const {
   return make_activation_plan(transformer(rank), units_by_chunk(mesh.position_of(rank).pipeline), micro_batch, compute,
-                              depth, document_attention);
+                              depth, document_attention, table.first_trained_unit());
 }
 
 TensorPart PhasePlan::tensor_part(Rank rank) const {
@@ -296,8 +312,10 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
     phase.model.lora = make_lora_spec(phase.table, *config.finetune.lora);
     phase.table = with_adapters(phase.table, phase.model.lora);
   }
-  freeze_parameters(phase.table, config.finetune.freeze);
+  freeze_parameters(phase.table, config.finetune);
   scale_learning_rates(phase.table, config.finetune);
+  phase.compute = compute_type_of(config.compute_precision());
+  phase.table.hold_frozen_in(phase.compute);  // layers read nothing else, and no update needs more
   phase.schedule_kind = config.parallel.schedule;
   phase.chunks = config.parallel.chunks;
   phase.recompute = config.train.recompute;
@@ -308,7 +326,6 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
   phase.micro_batch = {cut.samples, config.model.context};
   phase.document_attention =
       config.data.documents.are_told_apart() ? DocumentAttention::within : DocumentAttention::across;
-  phase.compute = compute_type_of(config.compute_precision());
   if (config.precision.reduce == Precision::bf16) phase.reduce = DType::bf16;
   phase.packed_bytes = [type = phase.compute](const Shape& weight) { return cpu_packed_bytes(weight, type); };
   if (config.run.device == DeviceKind::cuda)

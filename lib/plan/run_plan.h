@@ -97,7 +97,11 @@ struct PhasePlan {
   std::vector<int> units_of_chunk(std::int64_t pipeline_rank, std::int64_t chunk) const;
   UnitsByChunk units_by_chunk(std::int64_t pipeline_rank) const;
   ShardLayout layout(Rank rank) const;
+  // Of steps that train all that is ever trained; with first_trained, of those that train nothing before that unit.
   std::vector<ScheduleStep> schedule(Rank rank) const;
+  std::vector<ScheduleStep> schedule(Rank rank, int first_trained) const;
+  // The virtual stage that holds the unit: as make_schedule() is told.
+  std::int64_t lowest_backward(int first_trained) const;
   // The rank's part of the model, as it trains.
   Transformer transformer(Rank rank) const;
   ActivationPlan activations(Rank rank) const;

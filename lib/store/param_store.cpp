@@ -243,8 +243,12 @@ void ParamStore::reduce_tied(Stream& stream) {
   impl_->gradients->reduce_tied(stream);
 }
 
-void ParamStore::zero_gradients(Stream& stream) {
-  impl_->gradients->zero(stream);
+void ParamStore::zero_gradients(Stream& stream, std::int64_t updates) {
+  impl_->gradients->zero(stream, updates);
+}
+
+std::int64_t ParamStore::updates() const {
+  return impl_->gradients->updates();
 }
 
 void ParamStore::update_ranges(Stream& stream, const std::function<void(const OptimizerRange&)>& update) {

@@ -6,6 +6,8 @@
 // optimizer's alone and divided with its state; the update writes its part of the compute weights too, and gathers
 // never touch masters.
 //
+// Frozen parameters are held once, in the type and the place that layers read them: no update needs more.
+//
 // Offload: masters and optimizer state lie in pinned memory of the host, whatever their type, and pass through a little
 // memory of the device when they are updated (offload_staging.h). Everything else is as without.
 //
@@ -40,6 +42,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -123,7 +126,7 @@ class ParamStore {
     std::optional<DType> reduce{};
     ZeroPolicy zero{};
     bool sequence = false;  // activations between tensor-parallel parts are sequence shards
-    // Masters and states lie in pinned memory of the host.
+    // Masters and states of what is trained lie in pinned memory of the host.
     bool offload = false;
     // Elements of them that pass through the device at once, at most: copies of 8 MiB in f32, far longer than what it
     // takes to begin one. A multiple of 16, so that every piece begins where kernels are fastest.
@@ -157,8 +160,11 @@ class ParamStore {
   // nothing on other ranks. After the last releases, before finish_gradients, which waits for it.
   void reduce_tied(Stream& stream);
 
-  // Before the first micro-batch of a step.
-  void zero_gradients(Stream& stream);
+  // Before the first micro-batch of a step. updates: of the model so far; parameters that join later
+  // (Parameter::joins_after) have no accumulators to be found in this step, and their gradient stays zero.
+  void zero_gradients(Stream& stream, std::int64_t updates = std::numeric_limits<std::int64_t>::max());
+  // As it was told last; 0 before.
+  std::int64_t updates() const;
   // Shows `update` everything the optimizer of this rank updates, range by range, for it to issue their updates to the
   // stream; with offload in pieces that are in the device's memory for that long. Gradients are complete after
   // reduce_tied and finish_gradients of all. What the stream is given afterwards finds masters and states updated.
@@ -199,7 +205,7 @@ class ParamStore {
 // Bytes a store takes, by purpose: pure, for the memory plan. Equal to what ParamStore allocates.
 struct StoreBytes {
   std::size_t masters = 0;
-  std::size_t computed = 0;  // compute weights, where they are not the masters
+  std::size_t computed = 0;  // compute weights, where they are not the masters; frozen ones that are all there is
   std::size_t gradients = 0;
   std::size_t states = 0;
   std::size_t packed = 0;         // packed forms of compute weights

@@ -76,16 +76,17 @@ View StoreGradients::shard(int bucket) const {
       .view(static_cast<std::size_t>(first) * size_of(at.dtype), at.dtype, {at.bucket.shard_elements});
 }
 
-// Matrices whose accumulators are not there now get an empty view.
+// Matrices whose accumulators are not there now, or that have not joined, get an empty view.
 void StoreGradients::point_handles(UnitState& unit) {
   std::size_t entry = 0;
   for (const MatrixPlace& matrix : unit.place->matrices) {
     if (!matrix.trained) continue;
     View& view = unit.handles.entries_[entry++].gradient;
     std::byte* data = matrix.bucket < 0 ? nothing_ : buckets_[static_cast<std::size_t>(matrix.bucket)].data;
-    view = data == nullptr ? View()
-                           : View(data + static_cast<std::size_t>(matrix.offset) * size_of(matrix.dtype), matrix.dtype,
-                                  matrix.shape, backend_.space());
+    const bool is_found = data != nullptr && matrix.joins_after <= updates_;
+    view = !is_found ? View()
+                     : View(data + static_cast<std::size_t>(matrix.offset) * size_of(matrix.dtype), matrix.dtype,
+                            matrix.shape, backend_.space());
   }
 }
 
@@ -286,11 +287,13 @@ void StoreGradients::reduce_tied(Stream& stream) {
   begin(stream, order_.reduce_tied(), -1);
 }
 
-void StoreGradients::zero(Stream& stream) {
+void StoreGradients::zero(Stream& stream, std::int64_t updates) {
   settle(stream);
+  const bool is_new_step = updates != std::exchange(updates_, updates);
   for (auto& [index, unit] : units_) {
     SCALETRAIN_CHECK_EQ(unit.acquired, 0);
     unit.ends = false;
+    if (is_new_step) point_handles(unit);
   }
   order_.reset();
   for (std::size_t buffer = 0; buffer < gradients_.size(); ++buffer) {

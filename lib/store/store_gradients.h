@@ -46,7 +46,8 @@ class StoreGradients {
   void release(Stream& stream, int unit, bool last);
   void finish(Stream& stream, std::span<const int> units);
   void reduce_tied(Stream& stream);
-  void zero(Stream& stream);
+  void zero(Stream& stream, std::int64_t updates);
+  std::int64_t updates() const { return updates_; }
   // Orders the stream behind every reduction that is under way.
   void settle(Stream& stream);
 
@@ -108,6 +109,7 @@ class StoreGradients {
   std::vector<char> is_travelling_;
   std::vector<BucketState> buckets_;
   std::map<int, UnitState> units_;
+  std::int64_t updates_ = 0;                                         // of the model before the step under way
   std::deque<UnderWay> under_way_;                                   // in order of issue
   alignas(buffer_alignment) std::byte nothing_[buffer_alignment]{};  // where matrices without elements point
 };

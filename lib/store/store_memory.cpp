@@ -142,9 +142,9 @@ void place_reduce_staging(StoreMemory& memory) {
 void place_state_staging(StoreMemory& memory, const ShardLayout& layout, std::int64_t longest) {
   std::vector<std::int64_t> stretches;
   for (const FlatBuffer& flat : layout.buffers())
-    if (!memory.zero.shard_optimizer) stretches.push_back(flat.num_elements);
+    if (flat.role == ParamRole::trained && !memory.zero.shard_optimizer) stretches.push_back(flat.num_elements);
   for (const BucketPlace& place : memory.buckets)
-    if (memory.zero.shard_optimizer) stretches.push_back(place.bucket.shard_elements);
+    if (place.trained && memory.zero.shard_optimizer) stretches.push_back(place.bucket.shard_elements);
   for (const std::int64_t stretch : stretches) memory.staged_elements = std::max(memory.staged_elements, stretch);
   memory.staged_elements = std::min(memory.staged_elements, longest);
   if (memory.staged_elements == 0) return;
@@ -183,6 +183,7 @@ StoreMemory plan_store_memory(const ParamTable& table, const ShardLayout& layout
   for (const FlatBuffer& flat : layout.buffers()) {
     memory.dtypes.push_back(flat.dtype == DType::f32 ? options.dtype : flat.dtype);
     memory.compute.push_back(flat.dtype == DType::f32 ? options.compute.value_or(options.dtype) : flat.dtype);
+    memory.trained.push_back(flat.role == ParamRole::trained ? 1 : 0);
   }
   for (int index = 0; index < narrow<int>(layout.buckets().size()); ++index) {
     const Bucket& bucket = layout.buckets()[static_cast<std::size_t>(index)];
@@ -239,6 +240,7 @@ UnitPlace place_unit(const ParamTable& table, const ShardLayout& layout, const S
                             .dtype = memory.dtypes[static_cast<std::size_t>(span->buffer)],
                             .compute = memory.compute[static_cast<std::size_t>(span->buffer)],
                             .trained = parameter.role == ParamRole::trained,
+                            .joins_after = parameter.joins_after,
                             .lookup_only = parameter.lookup_only});
   }
   for (std::size_t m = 0; m < out.matrices.size(); ++m) {
@@ -300,7 +302,9 @@ StoreBytes store_bytes(const ParamTable& table, const ShardLayout& layout, const
   StoreBytes bytes;
   for (std::size_t buffer = 0; buffer < layout.buffers().size(); ++buffer) {
     const DType dtype = memory.dtypes[buffer];
-    bytes.masters += bytes_of(buffer, memory.shards_masters(narrow<int>(buffer)), dtype);
+    const bool is_in_compute = memory.trained[buffer] == 0 && (memory.offload || dtype != options.dtype);
+    (is_in_compute ? bytes.computed : bytes.masters) +=
+        bytes_of(buffer, memory.shards_masters(narrow<int>(buffer)), dtype);
     if (memory.has_own_masters(narrow<int>(buffer)))
       bytes.computed += bytes_of(buffer, memory.zero.shard_parameters, memory.compute[buffer]);
     if (!memory.gradients || layout.buffers()[buffer].role != ParamRole::trained) continue;

@@ -35,6 +35,7 @@ struct MatrixPlace {
   DType dtype = DType::f32;    // of masters and gradients
   DType compute = DType::f32;  // of what layers read
   bool trained = false;
+  std::int64_t joins_after = 0;  // updates
   bool lookup_only = false;
 };
 
@@ -67,6 +68,7 @@ struct StoreMemory {
   std::size_t num_states = 0;  // optimizer state per element
   std::vector<DType> dtypes;   // by buffer: of masters, gradients and states
   std::vector<DType> compute;  // by buffer: of what layers read
+  std::vector<char> trained;   // by buffer: has gradients and states
   std::vector<BucketPlace> buckets;
   int num_staging = 0;               // staging buffers of units, for weights and for gradients
   std::size_t weight_staging = 0;    // bytes of each
@@ -77,17 +79,18 @@ struct StoreMemory {
   std::size_t reduce_staging = 0;  // bytes of each
   // Bytes of the copy of coalesced sums: of one unit, or of all where there are no replicas.
   std::size_t sum_staging = 0;
-  // Masters and optimizer state lie in the host's memory, and pass through staging in the device's, so many elements at
-  // once.
+  // Masters and optimizer state of what is trained lie in the host's memory, and pass through staging in the device's,
+  // so many elements at once.
   bool offload = false;
   std::int64_t staged_elements = 0;
   int num_state_staging = 0;
   std::size_t state_staging = 0;  // bytes of each
 
-  // Whether a buffer's compute weights are others than its masters, and whether a rank has its shard of the masters
-  // only.
+  // Whether a buffer's compute weights are others than its masters (those of frozen parameters, which no update needs
+  // in another form or place, never are), and whether a rank has its shard of the masters only.
   bool has_own_masters(int buffer) const {
-    return offload || dtypes[static_cast<std::size_t>(buffer)] != compute[static_cast<std::size_t>(buffer)];
+    const auto index = static_cast<std::size_t>(buffer);
+    return (offload && trained[index] != 0) || dtypes[index] != compute[index];
   }
   bool shards_masters(int buffer) const {
     return has_own_masters(buffer) ? zero.shard_optimizer : zero.shard_parameters;

@@ -215,7 +215,7 @@ void Trainer::Impl::finish_step(const StepOutcome& outcome, double seconds) {
   line.tokens_per_second = tokens / seconds;
   line.elapsed_seconds = parts.elapsed_before + seconds_since(begin);
   line.wall_time = wall_clock_text();
-  const double flops = model_flops_per_token(plan.model, plan.table) * line.tokens_per_second;
+  const double flops = model_flops_per_token(plan.model, plan.table, state.updates) * line.tokens_per_second;
   if (parts.peak.is_measured) parts.peak.flops = std::max(parts.peak.flops, flops);
   if (parts.peak.flops > 0.0) line.mfu = flops / parts.peak.flops;
   record(line);

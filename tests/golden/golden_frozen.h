@@ -1,4 +1,5 @@
-// Twenty AdamW steps with frozen parameters, held against PyTorch in float64 (make_frozen.py).
+// Twenty AdamW steps with frozen parameters, and with some that join on the way, held against PyTorch in float64
+// (make_frozen.py, make_unfrozen.py).
 #pragma once
 
 #include "golden_models.h"
@@ -9,6 +10,13 @@ namespace scaletrain {
 inline const GoldenCase with_frozen = {
     .file = "frozen.safetensors",
     .freeze = {"embedding.token.weight", "blocks.0.*", "*.ffn.down.weight", "*.attention_norm.weight"}};
+
+// The last block and the head first; then the other block, but for a norm that never joins; then the embedding.
+inline const GoldenCase with_unfrozen = {
+    .file = "unfrozen.safetensors",
+    .freeze = {"embedding.*", "blocks.0.*"},
+    .unfreeze = {{.step = 6, .patterns = {"blocks.0.attention.*", "blocks.0.ffn*"}},
+                 {.step = 13, .patterns = {"embedding.*"}}}};
 
 inline const std::vector<std::string> models_with_frozen = {"gpt2", "llama_untied"};
 

@@ -80,6 +80,7 @@ class Expected {
 struct GoldenCase {
   std::string file = "expected.safetensors";
   std::vector<std::string> freeze{};
+  std::vector<UnfreezeConfig> unfreeze{};
   std::optional<LoraConfig> lora{};  // its adapters begin as the file has them
   OptimizerKind optimizer = OptimizerKind::adamw;
   std::string prefix{};  // of the steps' names in the file
@@ -98,7 +99,8 @@ struct Golden {
       : folder(golden_folder(name)),
         expected(folder / of.file),
         source(folder),
-        runner(spec_of_case(source, of), std::move(backend), std::move(states), of.freeze, recompute),
+        runner(spec_of_case(source, of), std::move(backend), std::move(states),
+               {.freeze = of.freeze, .unfreeze = of.unfreeze}, recompute),
         ids(expected.values<std::int32_t>("ids")),
         targets(expected.values<std::int32_t>("targets")) {
     source.load(runner.store, *runner.stream);
@@ -262,7 +264,7 @@ inline Course train_twenty_steps(const std::string& name, std::unique_ptr<Backen
   int num_clipped = 0;
   for (std::int64_t step = 0; step < num_steps; ++step) {
     CAPTURE(step);
-    runner.store.zero_gradients(*runner.stream);
+    runner.store.zero_gradients(*runner.stream, step);
     double loss_sum = 0;
     for (std::int64_t first = 0; first < batch_shape.rows(); first += micro_shape.rows()) {
       const std::int64_t place = step * batch_shape.rows() + first;

@@ -122,3 +122,36 @@ TEST_CASE("trap_tokens_per_second_count_the_global_batch_once_and_each_step_by_i
     CHECK(all_steps <= whole_run);
   }
 }
+
+// Interrupted between two phases and again behind the last one. Layouts that sum in the same order have the same bits.
+TEST_CASE("trap_parameters_that_join_go_on_after_resumes_on_other_layouts_with_the_state_of_their_own_updates") {
+  const std::vector<std::string> settings = {
+      "train.optimizer.learning_rate=1e-2", "train.optimizer.weight_decay=0.3",
+      "finetune.freeze=[embedding.*, blocks.0.*]",
+      "finetune.unfreeze=[{step: 2, patterns: [blocks.0.*]}, {step: 5, patterns: [embedding.*]}]"};
+  RanksRun whole;
+  whole.overrides_always.insert(whole.overrides_always.end(), settings.begin(), settings.end());
+  REQUIRE(all_are(whole.run_ranks(2, {"parallel.data=2"}), ExitCode::finished));
+  const Metrics expected = whole.metrics();
+  REQUIRE(expected.steps.size() > 8);
+  RanksRun parts;
+  parts.overrides_always = whole.overrides_always;
+  REQUIRE(all_are(parts.run_ranks(2, {"parallel.data=2", "parallel.zero=3"}, 1, 3), ExitCode::interrupted));
+  REQUIRE(all_are(parts.run_ranks(2, {"parallel.data=2", "parallel.zero=1"}, 1, 4), ExitCode::interrupted));
+  REQUIRE(all_are(parts.run_ranks(2, {"parallel.data=2", "parallel.zero=2"}), ExitCode::finished));
+  const Metrics found = parts.metrics();
+  REQUIRE(found.restarts.size() == 2);
+  CHECK(found.restarts[0].step == 3);
+  CHECK(found.restarts[1].step == 7);
+  REQUIRE(found.steps.size() == expected.steps.size());
+  for (std::size_t i = 0; i < found.steps.size(); ++i) {
+    CAPTURE(i);
+    CHECK(found.steps[i].loss == expected.steps[i].loss);
+    CHECK(found.steps[i].grad_norm == expected.steps[i].grad_norm);
+  }
+  RanksRun other;
+  other.overrides_always = whole.overrides_always;
+  REQUIRE(all_are(other.run_ranks(4, {"parallel.tensor=2", "parallel.pipeline=2"}, 2, 4), ExitCode::interrupted));
+  REQUIRE(all_are(other.run_ranks(2, {"parallel.data=2"}), ExitCode::finished));
+  check_same_losses(other.metrics(), expected);
+}

@@ -23,8 +23,9 @@ StateStaging::StateStaging(const ParamStore& store, WorkCount* work) : store_(st
     SCALETRAIN_CHECK(is_new);
     bytes += stored.num_bytes();
   }
-  // All of it is in one memory: the device's, or with offload the host's.
-  const bool is_of_device = !parts_.empty() && !is_host_accessible(parts_.begin()->second.stored.space());
+  // With offload frozen parameters are in the device's memory, and all else in the host's.
+  const bool is_of_device = std::any_of(
+      parts_.begin(), parts_.end(), [](const auto& entry) { return !is_host_accessible(entry.second.stored.space()); });
   memory_ = is_of_device ? store.backend().allocate_pinned(bytes) : Buffer(bytes);
   if (is_of_device) stream_ = store.backend().make_stream();
 }

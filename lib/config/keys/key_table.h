@@ -48,6 +48,7 @@ const KeyTable<SourceConfig>& source_table();
 const KeyTable<HoldOutConfig>& hold_out_table();
 const KeyTable<ValidationConfig>& validation_table();
 const KeyTable<TaskConfig>& task_table();
+const KeyTable<UnfreezeConfig>& unfreeze_table();
 const KeyTable<EarlyStopConfig>& early_stop_table();
 const KeyTable<SpikeConfig>& spike_table();
 const KeyTable<LoraConfig>& lora_table();

@@ -192,6 +192,11 @@ void add_finetune(KeyTable<Config>& table) {
                        "checkpoint inspect --all lists the names.",
                        never},
                       PatternListCodec(), FIELD(finetune.freeze)));
+  table.push_back(list_row({"finetune.unfreeze", "",
+                            "Phases by which frozen parameters join the training; they have their optimizer memory "
+                            "from the start.",
+                            never, "[]"},
+                           "list of phases", unfreeze_table(), FIELD(finetune.unfreeze)));
   table.push_back(top({"finetune.learning_rates", "",
                        "Factors on the learning rate, by patterns over names of parameters; of those that match the "
                        "last one counts.",
@@ -320,6 +325,23 @@ void add_rest(KeyTable<Config>& table) {
 }
 
 }  // namespace
+
+const KeyTable<UnfreezeConfig>& unfreeze_table() {
+  static const KeyTable<UnfreezeConfig> table = [] {
+    KeyTable<UnfreezeConfig> out;
+    out.push_back(row<UnfreezeConfig>({"step", "steps",
+                                       "The parameters join when so many steps have been made; skipped ones do not "
+                                       "count.",
+                                       never, "required"},
+                                      at_least(1), FIELD(step)));
+    out.push_back(row<UnfreezeConfig>(
+        {"patterns", "", "Which parameters, of those that finetune.freeze names; patterns as there.", never,
+         "required"},
+        PatternListCodec(), FIELD(patterns)));
+    return out;
+  }();
+  return table;
+}
 
 const KeyTable<TaskConfig>& task_table() {
   static const KeyTable<TaskConfig> table = [] {

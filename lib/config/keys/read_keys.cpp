@@ -139,6 +139,7 @@ std::vector<KeyInfo> all_keys() {
     if (path == "data.validation") append(keys, validation_table(), path + "[].");
     if (path == "evaluate.tasks") append(keys, task_table(), path + "[].");
     if (path == "train.spike") append(keys, spike_table(), path + ".");
+    if (path == "finetune.unfreeze") append(keys, unfreeze_table(), path + "[].");
     if (path == "finetune.lora") append(keys, lora_table(), path + ".");
     if (path == "early_stop") append(keys, early_stop_table(), path + ".");
     if (path == "supervise.elastic") append(keys, elastic_table(), path + ".");

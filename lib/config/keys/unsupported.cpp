@@ -29,12 +29,11 @@ constexpr std::array<UnsupportedValue, 7> kTable = {{
      "fp32 or bf16"},
 }};
 
-constexpr std::array<UnsupportedKey, 7> kKeys = {{
+constexpr std::array<UnsupportedKey, 6> kKeys = {{
     {"model.experts", "a mixture of experts",
      "expert | experts | num_experts | num_local_experts | num_experts_per_tok | moe"},
     {"parallel.expert", "expert parallelism", "expert_parallel | expert_model_parallel_size | ep"},
     {"parallel.context", "context parallelism", "context_parallel | context_parallel_size | cp"},
-    {"finetune.unfreeze", "parameters that are frozen until a step", "unfreeze | gradual_unfreezing"},
     {"log.report", "an HTML report of the run", "html_report"},
     {"log.wandb", "logging to Weights & Biases", "wandb"},
     {"", "Hugging Face models of other families than GPT-2, Llama, Mistral, Qwen2, Qwen3 and Gemma (1, 2, 3 text)", ""},

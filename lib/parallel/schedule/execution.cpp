@@ -139,17 +139,21 @@ class BufferCount {
   ScheduleDepth now_;
 };
 
+bool is_backward(Opcode op) {
+  return op == Opcode::backward || op == Opcode::backward_input || op == Opcode::backward_weight;
+}
+
 bool adds_to_gradients(Opcode op) {
   return op == Opcode::backward || op == Opcode::backward_weight;
 }
 
 // Whose weights an instruction uses first; -1: none's.
-int first_unit_used(const Instruction& instruction, const UnitsByChunk& units) {
+int first_unit_used(const Instruction& instruction, const UnitsByChunk& units, int first_trained) {
   const std::vector<int>& held = units[static_cast<std::size_t>(instruction.chunk)];
   if (held.empty()) return -1;
   if (instruction.op == Opcode::forward) return held.front();
-  const bool is_backward = instruction.op == Opcode::backward || instruction.op == Opcode::backward_input;
-  return is_backward ? held.back() : -1;
+  const bool reads = instruction.op == Opcode::backward || instruction.op == Opcode::backward_input;
+  return reads && held.back() >= first_trained ? held.back() : -1;
 }
 
 }  // namespace
@@ -208,7 +212,7 @@ std::vector<ScheduleStep> order_of_execution(std::span<const ScheduleStep> steps
   return order;
 }
 
-ExecutionOrder execution_order(std::span<const ScheduleStep> steps, const UnitsByChunk& units) {
+ExecutionOrder execution_order(std::span<const ScheduleStep> steps, const UnitsByChunk& units, int first_trained) {
   std::size_t count = 0;
   for (const ScheduleStep& step : steps) count += step.size();
   ExecutionOrder order(count);
@@ -224,12 +228,13 @@ ExecutionOrder execution_order(std::span<const ScheduleStep> steps, const UnitsB
       ExecutedInstruction& executed = order[--count];
       executed.instruction = instruction;
       if (instruction.op == Opcode::acquire)
-        executed.next_unit = k + 1 < step.size() ? first_unit_used(step[k + 1], units) : -1;
+        executed.next_unit = k + 1 < step.size() ? first_unit_used(step[k + 1], units, first_trained) : -1;
+      if (is_backward(instruction.op)) executed.first_trained = first_trained;
       if (adds_to_gradients(instruction.op))
         executed.is_last = std::exchange(is_complete[static_cast<std::size_t>(instruction.chunk)], char{1}) == 0;
       // The weights change there: what is gathered before is old.
       if (instruction.op == Opcode::optimizer_step) first = -1;
-      if (const int unit = first_unit_used(instruction, units); unit >= 0) {
+      if (const int unit = first_unit_used(instruction, units, first_trained); unit >= 0) {
         executed.next_unit = behind;
         first = unit;
       }
@@ -239,15 +244,16 @@ ExecutionOrder execution_order(std::span<const ScheduleStep> steps, const UnitsB
   return order;
 }
 
-std::vector<UnitTurn> turns_of(Opcode work, std::span<const int> units, int next_unit) {
+std::vector<UnitTurn> turns_of(Opcode work, std::span<const int> units, int next_unit, int first_trained) {
   const std::size_t count = units.size();
-  std::vector<UnitTurn> turns(count);
+  std::vector<UnitTurn> turns;
   for (std::size_t turn = 0; turn < count; ++turn) {
     const std::size_t index = work == Opcode::forward ? turn : count - 1 - turn;
-    turns[turn] = {.index = index, .unit = units[index], .next_unit = -1};
-    if (turn > 0) turns[turn - 1].next_unit = units[index];
+    if (work != Opcode::forward && units[index] < first_trained) break;  // units ascend
+    if (!turns.empty()) turns.back().next_unit = units[index];
+    turns.push_back({.index = index, .unit = units[index], .next_unit = -1});
   }
-  if (count > 0) turns.back().next_unit = next_unit;
+  if (!turns.empty()) turns.back().next_unit = next_unit;
   if (work == Opcode::backward_weight) {  // few units read weights there
     for (UnitTurn& turn : turns) turn.next_unit = -1;
   }

@@ -46,13 +46,16 @@ struct ExecutedInstruction {
   int next_unit = -1;
   // backward, backward_weight: nothing adds to the chunk's gradients later in the step.
   bool is_last = false;
+  // backward and its parts: the units before this one have nothing to train, and no turn (turns_of).
+  int first_trained = 0;
 };
 using ExecutionOrder = std::vector<ExecutedInstruction>;
 using UnitsByChunk = std::vector<std::vector<int>>;  // of one stage, in order
 
 // The steps as they are. An executor wants them as order_of_execution gives them; for what is only counted, where
 // receives stand makes no difference.
-ExecutionOrder execution_order(std::span<const ScheduleStep> steps, const UnitsByChunk& units);
+// first_trained: what every backward is told.
+ExecutionOrder execution_order(std::span<const ScheduleStep> steps, const UnitsByChunk& units, int first_trained = 0);
 
 // One unit's turn in a piece of work.
 struct UnitTurn {
@@ -61,7 +64,8 @@ struct UnitTurn {
   int next_unit = -1;  // whose weights are brought meanwhile; -1: none's
 };
 // The units of the chunk in the order in which forward, backward, backward_input or backward_weight goes through them.
-// next_unit: the instruction's.
-std::vector<UnitTurn> turns_of(Opcode work, std::span<const int> units, int next_unit);
+// next_unit: the instruction's. first_trained: the first unit of the model with something to train; a backward does
+// not go through those before it.
+std::vector<UnitTurn> turns_of(Opcode work, std::span<const int> units, int next_unit, int first_trained = 0);
 
 }  // namespace scaletrain

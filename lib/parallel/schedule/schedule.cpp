@@ -86,8 +86,10 @@ std::vector<PlannedTransfer> plan_transfers(const ScheduleShape& shape, const Ti
       if (own > 0) add(Opcode::receive_activation, time(timeline.activation, own - 1), own, own, own - 1, m);
       if (own < last) add(Opcode::send_activation, time(timeline.activation, own), own + 1, own, own + 1, m);
       if (shape.forward_only) continue;
-      if (own < last) add(Opcode::receive_gradient, time(timeline.gradient, own + 1), own, own, own + 1, m);
-      if (own > 0) add(Opcode::send_gradient, time(timeline.gradient, own), own - 1, own, own - 1, m);
+      if (own < last && own >= shape.lowest_backward)
+        add(Opcode::receive_gradient, time(timeline.gradient, own + 1), own, own, own + 1, m);
+      if (own > shape.lowest_backward)
+        add(Opcode::send_gradient, time(timeline.gradient, own), own - 1, own, own - 1, m);
     }
   }
   std::sort(transfers.begin(), transfers.end(),
@@ -187,9 +189,16 @@ std::string_view to_text(Opcode op) {
   return row_of(op).name;
 }
 
-Schedule make_schedule(ScheduleKind kind, std::int64_t stages, std::int64_t micro_batches, std::int64_t chunks) {
-  const ScheduleShape shape = checked_shape(kind, stages, micro_batches, chunks);
-  Schedule schedule{.kind = kind, .stages = stages, .micro_batches = micro_batches, .chunks = chunks, .steps = {}};
+Schedule make_schedule(ScheduleKind kind, std::int64_t stages, std::int64_t micro_batches, std::int64_t chunks,
+                       std::int64_t lowest_backward) {
+  ScheduleShape shape = checked_shape(kind, stages, micro_batches, chunks);
+  shape.lowest_backward = lowest_backward;
+  Schedule schedule{.kind = kind,
+                    .stages = stages,
+                    .micro_batches = micro_batches,
+                    .chunks = chunks,
+                    .lowest_backward = lowest_backward,
+                    .steps = {}};
   const std::vector<std::vector<Work>> orders = all_orders(shape);
   const Timeline timeline = ideal_timeline(shape, orders);
   for (std::int64_t stage = 0; stage < stages; ++stage)
@@ -198,8 +207,10 @@ Schedule make_schedule(ScheduleKind kind, std::int64_t stages, std::int64_t micr
 }
 
 std::vector<ScheduleStep> make_stage_schedule(ScheduleKind kind, std::int64_t stages, std::int64_t micro_batches,
-                                              std::int64_t chunks, Stage stage) {
-  return one_stage(checked_shape(kind, stages, micro_batches, chunks), stage);
+                                              std::int64_t chunks, Stage stage, std::int64_t lowest_backward) {
+  ScheduleShape shape = checked_shape(kind, stages, micro_batches, chunks);
+  shape.lowest_backward = lowest_backward;
+  return one_stage(shape, stage);
 }
 
 std::vector<ScheduleStep> make_evaluation_schedule(std::int64_t stages, std::int64_t micro_batches, std::int64_t chunks,

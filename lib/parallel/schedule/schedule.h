@@ -61,6 +61,7 @@ struct Schedule {
   std::int64_t stages = 1;                       // P, physical
   std::int64_t micro_batches = 1;                // M
   std::int64_t chunks = 1;                       // V, model chunks per stage
+  std::int64_t lowest_backward = 0;              // as make_schedule() was told
   std::vector<std::vector<ScheduleStep>> steps;  // [stage][step]
 };
 
@@ -68,10 +69,15 @@ struct Schedule {
 // that do not exist get no instruction. Weight-gradient work needs no parameters, so backward_weight is not bracketed.
 // reduce_tied appears on the first and the last of several stages. Chunks other than 1 belong to interleaved alone
 // (UserError naming parallel.chunks).
-Schedule make_schedule(ScheduleKind kind, std::int64_t stages, std::int64_t micro_batches, std::int64_t chunks);
+//
+// lowest_backward: the first virtual stage that has something to train. No gradient goes below it. The backward of
+// those below stays in its place and does nothing but give up what the forward has kept, so that the order of the work
+// is the same whatever is trained.
+Schedule make_schedule(ScheduleKind kind, std::int64_t stages, std::int64_t micro_batches, std::int64_t chunks,
+                       std::int64_t lowest_backward = 0);
 // One stage's part, without building the others: what a worker and `check` of a large world use.
 std::vector<ScheduleStep> make_stage_schedule(ScheduleKind kind, std::int64_t stages, std::int64_t micro_batches,
-                                              std::int64_t chunks, Stage stage);
+                                              std::int64_t chunks, Stage stage, std::int64_t lowest_backward = 0);
 
 // Forward passes only, for evaluation: micro-batches stream through the stages, in the forward order of interleaved.
 std::vector<ScheduleStep> make_evaluation_schedule(std::int64_t stages, std::int64_t micro_batches, std::int64_t chunks,

@@ -15,6 +15,7 @@ struct ScheduleShape {
   std::int64_t micro_batches = 1;
   std::int64_t chunks = 1;
   bool forward_only = false;
+  std::int64_t lowest_backward = 0;  // virtual stage; gradients go no further
   std::int64_t virtual_stages() const { return stages * chunks; }
 };
 

@@ -244,9 +244,10 @@ bool Simulator::execute_backward(std::size_t stage, const Instruction& instructi
   Cell& here = cell(own, m);
   require(state.acquired[static_cast<std::size_t>(instruction.chunk)] > 0, stage, "parameters are not acquired");
   require(here.is_saved, stage, here.forward_end < 0 ? "no forward came before" : "its saved result was freed before");
-  if (own < virtual_stages_ - 1 && schedule_.stages == 1) {
+  const bool takes_gradient = own < virtual_stages_ - 1 && own >= schedule_.lowest_backward;
+  if (takes_gradient && schedule_.stages == 1) {
     require(cell(own + 1, m).backward_end >= 0, stage, "its gradient has not been computed");
-  } else if (own < virtual_stages_ - 1) {
+  } else if (takes_gradient) {
     require(here.gradient_posted, stage, "its gradient has not been received");
     if (here.gradient_received < 0) return false;
     state.clock = std::max(state.clock, here.gradient_received);

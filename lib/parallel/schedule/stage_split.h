@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace scaletrain {
@@ -28,6 +29,9 @@ struct EndCosts {
 // but the first and the last, which hold the embedding and the head, as long as there are blocks enough for that.
 std::vector<StageBlocks> split_stages(std::int64_t blocks, std::int64_t stages, std::int64_t chunks,
                                       const EndCosts& ends);
+// The same of blocks that cost different amounts (of which some are frozen), for stages of one chunk: minimises the
+// largest stage's cost. block_costs: by block, in the units of the ends.
+std::vector<StageBlocks> split_stages(std::span<const double> block_costs, std::int64_t stages, const EndCosts& ends);
 // A split the user gave (config/layout_rules.h says what may be): counts of blocks per virtual stage.
 std::vector<StageBlocks> given_stages(const std::vector<std::int64_t>& counts);
 

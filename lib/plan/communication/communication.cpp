@@ -54,7 +54,8 @@ std::size_t staging_of(const StepCalls& calls) {
 }  // namespace
 
 RankTraffic PhasePlan::traffic(Rank rank, const std::vector<ScheduleStep>& steps) const {
-  const ExecutionOrder order = execution_order(steps, units_by_chunk(mesh.position_of(rank).pipeline));
+  const ExecutionOrder order =
+      execution_order(steps, units_by_chunk(mesh.position_of(rank).pipeline), table.first_trained_unit());
   const StepCalls calls = calls_of_step(*this, rank, order);
   return {.volumes = volumes_of(calls), .staging = staging_of(calls)};
 }

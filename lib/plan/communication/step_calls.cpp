@@ -74,6 +74,7 @@ struct WorkKind {
   std::int64_t peer = -1;
   int next_unit = -1;
   bool is_last = false;
+  int first_trained = 0;
   auto operator<=>(const WorkKind&) const = default;
 };
 
@@ -84,7 +85,8 @@ WorkKind kind_of(const ExecutedInstruction& executed, Mode mode) {
           instruction.chunk,
           instruction.peer ? instruction.peer->value() : -1,
           executed.next_unit,
-          executed.is_last};
+          executed.is_last,
+          executed.first_trained};
 }
 
 // Makes the calls of steps, evaluations and loads as they are made (train/step/stage_executor.cpp, step_runner.cpp).
@@ -213,7 +215,7 @@ class StepWalk {
 
   void pass_units(const WorkKind& work) {
     const bool adds_gradients = work.op == Opcode::backward || work.op == Opcode::backward_weight;
-    for (const UnitTurn& turn : turns_of(work.op, units_of(work.chunk), work.next_unit)) {
+    for (const UnitTurn& turn : turns_of(work.op, units_of(work.chunk), work.next_unit, work.first_trained)) {
       const Unit& unit = *model_.units()[static_cast<std::size_t>(turn.unit)];
       const bool reads_weights = work.op != Opcode::backward_weight || unit.weight_pass_reads_weights();
       if (reads_weights) store_.acquire(turn.unit, declared_);
@@ -286,10 +288,14 @@ StepCalls calls_of_step(const PhasePlan& plan, Rank rank, const ExecutionOrder& 
 namespace {
 
 // In the memory that a step has.
-ExecutionOrder order_of(const PhasePlan& plan, Rank rank, std::span<const ScheduleStep> steps) {
+ExecutionOrder order_of(const PhasePlan& plan, Rank rank, std::span<const ScheduleStep> steps, int first_trained) {
   const ScheduleDepth depth = schedule_depth(plan.schedule(rank));
   return execution_order(order_of_execution(steps, {depth.inputs, depth.gradients_received}),
-                         plan.units_by_chunk(plan.mesh.position_of(rank).pipeline));
+                         plan.units_by_chunk(plan.mesh.position_of(rank).pipeline), first_trained);
+}
+
+ExecutionOrder order_of_step(const PhasePlan& plan, Rank rank, int first_trained) {
+  return order_of(plan, rank, plan.schedule(rank, first_trained), first_trained);
 }
 
 void walk_evaluation(StepWalk& walk, const PhasePlan& plan, Rank rank, const RankWork& work) {
@@ -299,7 +305,7 @@ void walk_evaluation(StepWalk& walk, const PhasePlan& plan, Rank rank, const Ran
     const auto steps =
         make_evaluation_schedule(plan.mesh.degree(Axis::pipeline), std::min(longest, work.evaluated - first),
                                  plan.chunks, Stage(plan.mesh.position_of(rank).pipeline));
-    walk.run(order_of(plan, rank, steps), Mode::evaluate);
+    walk.run(order_of(plan, rank, steps, 0), Mode::evaluate);
   }
   walk.sum_over_world(numbers_per_evaluation);
 }
@@ -307,7 +313,7 @@ void walk_evaluation(StepWalk& walk, const PhasePlan& plan, Rank rank, const Ran
 }  // namespace
 
 StepCalls calls_of_step(const PhasePlan& plan, Rank rank) {
-  return calls_of_step(plan, rank, order_of(plan, rank, plan.schedule(rank)));
+  return calls_of_step(plan, rank, order_of_step(plan, rank, plan.table.first_trained_unit()));
 }
 
 void visit_calls(const StepCalls& calls, const std::function<void(const PlannedCall&)>& visit) {
@@ -321,13 +327,17 @@ std::vector<PlannedCall> collective_order(const PhasePlan& plan, Rank rank) {
 
 std::vector<PlannedCall> collective_order(const PhasePlan& plan, Rank rank, std::span<const RankWork> work) {
   StepWalk walk(plan, rank);
-  const ExecutionOrder step = order_of(plan, rank, plan.schedule(rank));
+  std::map<int, ExecutionOrder> steps;  // by the first unit that trains
   for (const RankWork& part : work) {
     switch (part.kind) {
-      case RankWork::Kind::step:
+      case RankWork::Kind::step: {
+        const int first_trained = plan.table.first_trained_unit(part.updates);
+        const auto [step, is_new] = steps.try_emplace(first_trained);
+        if (is_new) step->second = order_of_step(plan, rank, first_trained);
         walk.begin_step();
-        walk.run(step, Mode::train);
+        walk.run(step->second, Mode::train);
         break;
+      }
       case RankWork::Kind::evaluation:
         walk_evaluation(walk, plan, rank, part);
         break;

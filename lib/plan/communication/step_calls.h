@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -57,6 +58,8 @@ struct RankWork {
   enum class Kind { step, evaluation, load };
   Kind kind = Kind::step;
   std::int64_t evaluated = 0;  // micro-batches of each replica, in an evaluation
+  // Made before a step: finetune.unfreeze decides by it what trains. All there can be: everything that ever does.
+  std::int64_t updates = std::numeric_limits<std::int64_t>::max();
   // The ranks ask each other before each part (longest_evaluation_part) whether to go on.
   bool may_be_given_up = false;
 };

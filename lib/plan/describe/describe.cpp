@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "base/numbers/checked.h"
 #include "base/text.h"
@@ -339,6 +340,24 @@ std::string zero_text(const PlanFacts& facts) {
   return text;
 }
 
+// What is trained, where that is not all of the model from the start; else empty.
+std::string trained_text(const PlanFacts& facts) {
+  const PhasePlan& phase = facts.phase;
+  const std::int64_t frozen = phase.table.num_parameters(ParamRole::frozen);
+  const std::map<std::int64_t, std::int64_t> joining = joining_parameters(phase.table);
+  if (frozen == 0 && joining.empty()) return "";
+  std::string text = grouped_digits(static_cast<std::uint64_t>(phase.table.num_parameters() - frozen)) + " parameters";
+  for (const auto& [step, parameters] : joining)
+    text += fmt::format("; {} of them join after {}, with their memory from the start",
+                        grouped_digits(static_cast<std::uint64_t>(parameters)), counted(step, "step"));
+  if (frozen > 0) {
+    text += fmt::format("; {} are frozen", grouped_digits(static_cast<std::uint64_t>(frozen)));
+    if (phase.compute != DType::f32)
+      text += fmt::format(", and held and stored in {}", to_text(facts.config.compute_precision()));
+  }
+  return text;
+}
+
 std::string head_text(const PlanFacts& facts) {
   const PhasePlan& phase = facts.phase;
   const ModelSpec& model = phase.model;
@@ -355,10 +374,7 @@ std::string head_text(const PlanFacts& facts) {
     line("attention", fmt::format("a window of {} tokens in {}, {:.0f}% of what attention would be without",
                                   model.window, counted(model.layers - global, "layer"), 100 * attention_share(model)));
   }
-  if (const std::int64_t frozen = phase.table.num_parameters(ParamRole::frozen); frozen > 0)
-    line("trained", fmt::format("{} parameters; {} are frozen",
-                                grouped_digits(static_cast<std::uint64_t>(phase.table.num_parameters() - frozen)),
-                                grouped_digits(static_cast<std::uint64_t>(frozen))));
+  if (const std::string trained = trained_text(facts); !trained.empty()) line("trained", trained);
   line("compute", fmt::format("{:.4g} FLOP per token, {}", model_flops_per_token(model, phase.table),
                               to_text(facts.config.compute_precision())));
   line("steps",

@@ -233,6 +233,8 @@ std::string facts_json(const PlanFacts& facts) {
       {"bubble_of_equal_stages", facts.replay.equal_bubble},
       {"timeline", timeline_json(facts)},
   };
+  for (const auto& [step, parameters] : joining_parameters(phase.table))
+    out["joining_parameters"].push_back({{"step", step}, {"parameters", parameters}});
   if (facts.options.instructions) out["instructions"] = instructions_of(phase);
   return out.dump(2);
 }

@@ -8,9 +8,15 @@ namespace scaletrain {
 
 namespace {
 
-// What the executor passes over: weights are gathered unit by unit where they are used, and sums of one are none.
-bool does_nothing(const Instruction& instruction, const PhasePlan& phase) {
+// What the executor passes over: weights are gathered unit by unit where they are used, sums of one are none, and a
+// backward through frozen layers alone is none.
+bool does_nothing(const Instruction& instruction, const PhasePlan& phase, std::int64_t stage) {
   switch (instruction.op) {
+    case Opcode::backward:
+    case Opcode::backward_input:
+    case Opcode::backward_weight:
+      return instruction.chunk * phase.mesh.degree(Axis::pipeline) + stage <
+             phase.lowest_backward(phase.table.first_trained_unit());
     case Opcode::acquire:
     case Opcode::release:
       return true;
@@ -24,11 +30,12 @@ bool does_nothing(const Instruction& instruction, const PhasePlan& phase) {
 }
 
 // In the order in which the executor goes through them.
-std::vector<ScheduleStep> executed_steps(const PhasePlan& phase, const std::vector<ScheduleStep>& steps) {
+std::vector<ScheduleStep> executed_steps(const PhasePlan& phase, const std::vector<ScheduleStep>& steps,
+                                         std::int64_t at) {
   const ScheduleDepth depth = schedule_depth(steps);
   std::vector<ScheduleStep> order = order_of_execution(steps, {depth.inputs, depth.gradients_received});
   for (ScheduleStep& step : order)
-    std::erase_if(step, [&](const Instruction& instruction) { return does_nothing(instruction, phase); });
+    std::erase_if(step, [&](const Instruction& instruction) { return does_nothing(instruction, phase, at); });
   std::erase_if(order, [](const ScheduleStep& step) { return step.empty(); });
   return order;
 }
@@ -107,11 +114,13 @@ std::string one_below_the_other(const std::vector<std::vector<std::string>>& sta
 
 std::vector<std::vector<std::string>> instructions_of(const PhasePlan& phase) {
   const Schedule schedule =
-      make_schedule(phase.schedule_kind, phase.mesh.degree(Axis::pipeline), phase.num_micro_batches, phase.chunks);
+      make_schedule(phase.schedule_kind, phase.mesh.degree(Axis::pipeline), phase.num_micro_batches, phase.chunks,
+                    phase.lowest_backward(phase.table.first_trained_unit()));
   std::vector<std::vector<std::string>> out;
   for (const std::vector<ScheduleStep>& stage : schedule.steps) {
+    const std::int64_t at = std::ssize(out);
     std::vector<std::string>& steps = out.emplace_back();
-    for (const ScheduleStep& step : executed_steps(phase, stage)) steps.push_back(step_text(step, phase.chunks));
+    for (const ScheduleStep& step : executed_steps(phase, stage, at)) steps.push_back(step_text(step, phase.chunks));
   }
   return out;
 }

@@ -494,4 +494,12 @@ PlanFacts gather_facts(const Config& config, const RunPlan& plan, const Describe
   return facts;
 }
 
+std::map<std::int64_t, std::int64_t> joining_parameters(const ParamTable& table) {
+  std::map<std::int64_t, std::int64_t> joining;
+  for (const Parameter& parameter : table.parameters())
+    if (parameter.joins_after > 0 && !parameter.tied_to)
+      joining[parameter.joins_after] += parameter.shape.num_elements();
+  return joining;
+}
+
 }  // namespace scaletrain

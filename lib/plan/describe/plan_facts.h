@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -142,6 +143,8 @@ std::string misfit_text(const PlanFacts& facts);
 // Of PlanDescription, too.
 bool is_clearly_short(const RunWork& work);
 std::string shortage_text(const PlanFacts& facts);
+// By the updates after which they join the training (Parameter::joins_after): how many do, each tensor once.
+std::map<std::int64_t, std::int64_t> joining_parameters(const ParamTable& table);
 // "key          value", the value's lines within the page.
 std::string keyed_lines(std::string_view key, const std::string& value);
 // Text that keyed_lines leaves on one line.

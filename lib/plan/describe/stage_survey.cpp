@@ -17,7 +17,8 @@ constexpr std::int64_t max_cells = 40'000;
 constexpr std::int64_t short_cells = 8'000;
 
 Schedule schedule_of(const PhasePlan& phase, std::int64_t micro_batches) {
-  return make_schedule(phase.schedule_kind, phase.mesh.degree(Axis::pipeline), micro_batches, phase.chunks);
+  return make_schedule(phase.schedule_kind, phase.mesh.degree(Axis::pipeline), micro_batches, phase.chunks,
+                       phase.lowest_backward(phase.table.first_trained_unit()));
 }
 
 std::vector<StageSurvey> survey(const PhasePlan& phase, std::int64_t micro_batches, std::size_t workspace) {

@@ -33,7 +33,8 @@ double peak_before(const WorkerParts& parts, const WorkerOptions& options) {
   try {
     const MetricsTail tail = parts.is_first() ? read_metrics_tail(options.paths.metrics(), 0) : MetricsTail();
     if (tail.mfu > 0.0 && tail.tokens_per_second > 0.0)
-      peak = model_flops_per_token(parts.phase.model, parts.phase.table) * tail.tokens_per_second / tail.mfu;
+      peak = model_flops_per_token(parts.phase.model, parts.phase.table, tail.step - 1) * tail.tokens_per_second /
+             tail.mfu;
   } catch (const InputError&) {  // then it is measured
   }
   sum_over_world(parts.groups, {&peak, 1});

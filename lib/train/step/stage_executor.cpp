@@ -53,11 +53,11 @@ StageExecutor::~StageExecutor() {
   }
 }
 
-ExecutionOrder StageExecutor::order_of(std::span<const ScheduleStep> steps) const {
+ExecutionOrder StageExecutor::order_of(std::span<const ScheduleStep> steps, int first_trained) const {
   const ActivationPlan& plan = parts_.memory.plan();
   const ReceiveBuffers buffers{narrow<std::int64_t>(plan.inputs.size()),
                                narrow<std::int64_t>(plan.gradient_inputs.size())};
-  return execution_order(order_of_execution(steps, buffers), plan.chunks);
+  return execution_order(order_of_execution(steps, buffers), plan.chunks, first_trained);
 }
 
 ExecutionResult StageExecutor::train(const ExecutionOrder& order, MicroBatchSource& source, double loss_gradient,
@@ -138,7 +138,7 @@ void StageExecutor::execute(const ExecutedInstruction& executed, const Optimizer
     case Opcode::backward_input:
       return backward(key(), executed);
     case Opcode::backward_weight:
-      return backward_weight(key(), executed.is_last);
+      return backward_weight(key(), executed);
     case Opcode::send_activation:
     case Opcode::receive_activation:
     case Opcode::send_gradient:
@@ -423,17 +423,20 @@ void StageExecutor::backward(const WorkKey& key, const ExecutedInstruction& exec
     micro.work_set = work_sets_.take();
     micro.work.resize(units.size());
   }
+  const std::vector<UnitTurn> turns = turns_of(op, units, executed.next_unit, executed.first_trained);
   std::int64_t arrived = -1;
   Bundle d_output;
-  if (!holds_head(key.chunk)) {
+  if (!holds_head(key.chunk) && !turns.empty()) {
     arrived = take_received(gradients_, key);
     d_output = gradient_bundle(arrived);
   }
-  const Bundle outgoing = outgoing_gradient(key);
+  const Bundle outgoing = outgoing_gradient(key, executed.first_trained);
   std::size_t side = 0;
-  for (const UnitTurn& turn : turns_of(op, units, executed.next_unit)) {
+  for (const UnitTurn& turn : turns) {
     const Unit& unit = unit_at(turn.unit);
-    const Bundle d_input = turn.index == 0 ? outgoing : parts_.memory.bundle(plan.gradients[side]);
+    Bundle d_input;  // nobody needs that of the first unit that is trained
+    if (turn.unit != executed.first_trained)
+      d_input = turn.index == 0 ? outgoing : parts_.memory.bundle(plan.gradients[side]);
     const UnitWeights& weights = parts_.store.acquire(parts_.stream, turn.unit);
     prefetch(turn.next_unit);
     if (splits) {
@@ -456,10 +459,10 @@ void StageExecutor::backward(const WorkKey& key, const ExecutedInstruction& exec
   if (!splits) retire(key);
 }
 
-// Where the input's gradient of a chunk goes: to the stage before, or to the chunk before on this stage; nowhere for
-// the embedding.
-Bundle StageExecutor::outgoing_gradient(const WorkKey& key) {
-  if (holds_embedding(key.chunk)) return {};
+// Where the input's gradient of a chunk goes: to the stage before, or to the chunk before on this stage; nowhere if
+// nothing is trained before it.
+Bundle StageExecutor::outgoing_gradient(const WorkKey& key, int first_trained) {
+  if (units_of(key.chunk).front() <= first_trained) return {};
   if (parts_.pipeline == nullptr) {
     const std::int64_t buffer = gradient_inputs_.take();
     gradients_[{key.chunk - 1, key.micro_batch}] = {buffer, {}};
@@ -470,18 +473,18 @@ Bundle StageExecutor::outgoing_gradient(const WorkKey& key) {
   return parts_.memory.bundle(parts_.memory.plan().gradient_outputs[static_cast<std::size_t>(buffer)]);
 }
 
-void StageExecutor::backward_weight(const WorkKey& key, bool is_last) {
+void StageExecutor::backward_weight(const WorkKey& key, const ExecutedInstruction& executed) {
   const UnitWeights none;
   InFlight& micro = find(key);
   const std::vector<int>& units = units_of(key.chunk);
   SCALETRAIN_CHECK_EQ(micro.work.size(), units.size());
-  for (const UnitTurn& turn : turns_of(Opcode::backward_weight, units, -1)) {
+  for (const UnitTurn& turn : turns_of(Opcode::backward_weight, units, -1, executed.first_trained)) {
     const Unit& unit = unit_at(turn.unit);
     const bool reads_weights = unit.weight_pass_reads_weights();
     const UnitWeights& weights = reads_weights ? parts_.store.acquire(parts_.stream, turn.unit) : none;
     const UnitGradients& gradients = parts_.store.acquire_gradients(parts_.stream, turn.unit);
     unit.backward_weight(unit_run(micro, weights, &gradients), std::move(micro.work[turn.index]));
-    parts_.store.release_gradients(parts_.stream, turn.unit, is_last);
+    parts_.store.release_gradients(parts_.stream, turn.unit, executed.is_last);
     if (reads_weights) parts_.store.release(turn.unit);
     tick();
   }

@@ -66,7 +66,8 @@ class StageExecutor {
   StageExecutor& operator=(const StageExecutor&) = delete;
 
   // For the memory of this executor's stage: made once, run at every step.
-  ExecutionOrder order_of(std::span<const ScheduleStep> steps) const;
+  // first_trained: of the step whose schedule it is.
+  ExecutionOrder order_of(std::span<const ScheduleStep> steps, int first_trained = 0) const;
 
   // What the optimizer_step instruction does: called where the schedule has it, when no unit is acquired and what is
   // issued to the stream finds reduced gradients. sums() are the step's when the stream has run what was issued before:
@@ -152,8 +153,8 @@ class StageExecutor {
   void add_host_batch();
   HostBatch& free_host_batch();
   void backward(const WorkKey& key, const ExecutedInstruction& executed);
-  void backward_weight(const WorkKey& key, bool is_last);
-  Bundle outgoing_gradient(const WorkKey& key);
+  void backward_weight(const WorkKey& key, const ExecutedInstruction& executed);
+  Bundle outgoing_gradient(const WorkKey& key, int first_trained);
   void finish_reductions();
 
   void post(const Instruction& transfer);

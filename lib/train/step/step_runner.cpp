@@ -46,18 +46,24 @@ class PartSource final : public MicroBatchSource {
 }  // namespace
 
 StepRunner::StepRunner(const Parts& parts)
-    : parts_(parts),
-      squares_(parts.backend, parts.store),
-      executor_(executor_parts(parts)),
-      training_(executor_.order_of(parts.plan.schedule(parts.rank))) {
+    : parts_(parts), squares_(parts.backend, parts.store), executor_(executor_parts(parts)) {
   parts_.optimizer.prepare(parts_.backend, parts_.store);
+}
+
+const ExecutionOrder& StepRunner::training(int first_trained) {
+  const auto known = training_.find(first_trained);
+  if (known != training_.end()) return known->second;
+  const std::vector<ScheduleStep> steps = parts_.plan.schedule(parts_.rank, first_trained);
+  return training_.emplace(first_trained, executor_.order_of(steps, first_trained)).first->second;
 }
 
 StepRunner::Result StepRunner::step(MicroBatchSource& source, const StepSettings& settings, const AskVotes& votes,
                                     const BeforeUpdate& before_update) {
-  parts_.store.zero_gradients(parts_.stream);
+  const std::int64_t updates = settings.update - 1;  // made before
+  parts_.store.zero_gradients(parts_.stream, updates);
   Result result;
-  executor_.train(training_, source, parts_.plan.loss_gradient * settings.loss_scale,
+  executor_.train(training(parts_.plan.table.first_trained_unit(updates)), source,
+                  parts_.plan.loss_gradient * settings.loss_scale,
                   [&] { result = update(settings, votes, before_update); });
   return result;
 }

@@ -83,6 +83,8 @@ class StepRunner {
   void wait_for_all();
 
  private:
+  // Of steps that train nothing before this unit: few lengths of the backward are asked for.
+  const ExecutionOrder& training(int first_trained);
   // What the schedule's optimizer_step means.
   Result update(const StepSettings& settings, const AskVotes& votes, const BeforeUpdate& before_update);
   const ExecutionOrder& evaluation_part(std::int64_t num_micro_batches);
@@ -90,7 +92,7 @@ class StepRunner {
   Parts parts_;
   GradientSquares squares_;  // before the executor, which waits for what writes them
   StageExecutor executor_;
-  ExecutionOrder training_;
+  std::map<int, ExecutionOrder> training_;             // by the first unit that is trained
   std::map<std::int64_t, ExecutionOrder> evaluation_;  // by the number of micro-batches
   std::optional<MirroredBuffer> sample_losses_;        // of an evaluation part; none before one asks for them
   std::size_t sample_losses_bytes_ = 0;

@@ -19,10 +19,10 @@ namespace scaletrain {
 
 class ModelRunner : public ModelStore {
  public:
-  // freeze: patterns of finetune.freeze. spec: with its adapters, if it has any.
+  // finetune: its freeze and unfreeze. spec: with its adapters, if it has any.
   ModelRunner(const ModelSpec& spec, std::unique_ptr<Backend> used_backend, std::vector<std::string> state_names,
-              std::span<const std::string> freeze = {}, RecomputeKind recompute = RecomputeKind::none)
-      : ModelStore(table_of(spec, freeze), std::move(used_backend), {.state_names = std::move(state_names)}),
+              const FinetuneConfig& finetune = {}, RecomputeKind recompute = RecomputeKind::none)
+      : ModelStore(table_of(spec, finetune), std::move(used_backend), {.state_names = std::move(state_names)}),
         model(spec, {}, recompute) {}
 
   // The sum of the token losses of a micro-batch. ids and targets: [B·T]; so is document_start, where attention is to
@@ -46,10 +46,10 @@ class ModelRunner : public ModelStore {
   Transformer model;
 
  private:
-  static ParamTable table_of(const ModelSpec& spec, std::span<const std::string> freeze) {
+  static ParamTable table_of(const ModelSpec& spec, const FinetuneConfig& finetune) {
     ParamTable table = make_param_table(spec, InitConfig{});
     if (spec.lora.rank > 0) table = with_adapters(table, spec.lora);
-    freeze_parameters(table, freeze);
+    freeze_parameters(table, finetune);
     return table;
   }
 

@@ -345,7 +345,8 @@ struct LayoutRun {
   std::int64_t evaluation_samples = 0;  // after the last step; 0: no evaluation
   std::vector<RankWork> further{};      // last of all; their calls alone are kept
   bool traced = false;
-  bool queues_only = false;  // see RanksOptions
+  bool queues_only = false;       // see RanksOptions
+  std::optional<DType> frozen{};  // the type that frozen parameters are held in; nothing: the plan's
 };
 
 struct LayoutOutcome {
@@ -367,6 +368,7 @@ struct LayoutOutcome {
 inline PhasePlan make_test_plan(const Config& config, TestBackend backend) {
   PhasePlan plan = make_run_plan(config, config.model.vocab.value_or(257), std::nullopt).phases.front();
   plan.compute = compute_type_of(backend);
+  plan.table.hold_frozen_in(plan.compute);
   if (is_fenced(backend)) plan.space = Space::device;
   return plan;
 }
@@ -375,6 +377,7 @@ inline PhasePlan make_test_plan(const Config& config, TestBackend backend) {
 inline LayoutOutcome run_layout(const LayoutRun& run) {
   LayoutOutcome outcome;
   outcome.plan = make_test_plan(run.config, run.backend);
+  if (run.frozen) outcome.plan.table.hold_frozen_in(*run.frozen);
   const PhasePlan& plan = outcome.plan;
   TensorAssembler gradients(plan.table, StateKind::gradient);
   TensorAssembler parameters(plan.table, StateKind::master);

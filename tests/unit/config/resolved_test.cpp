@@ -81,6 +81,8 @@ Config random_config(std::uint64_t seed) {
   if (dice.coin()) c.data.documents.attention = DocumentAttention::within;
   if (dice.coin()) c.data.instructions = {InstructionLoss::all, dice.maybe_text()};
   for (std::int64_t i = dice.whole(0, 3); i > 0; --i) c.finetune.freeze.push_back(dice.pattern());
+  for (std::int64_t i = c.finetune.freeze.empty() ? 0 : dice.whole(0, 2); i > 0; --i)
+    c.finetune.unfreeze.push_back({10 - i, {dice.pattern(), dice.pattern()}});
   for (std::int64_t i = dice.whole(0, 3); i > 0; --i)
     c.finetune.learning_rates.emplace_back(std::to_string(i) + dice.pattern(), dice.share());
   c.finetune.layer_decay = dice.share();
@@ -213,7 +215,8 @@ TEST_CASE("each key is wired to its own member") {
       "2,\n"
       "  high_frequency_factor: 6, original_context: 99},\n"
       "  dropout: 0.25, init: {type: normal, std: 0.5, scale_residual: false}}\n"
-      "finetune: {freeze: [a.*, '*.b'], learning_rates: {'*.bias': 2, 'd.?': 0.5}, layer_decay: 0.75}\n"
+      "finetune: {freeze: [a.*, '*.b'], unfreeze: [{step: 3, patterns: [a.b]}], learning_rates: {'*.bias': 2, 'd.?': "
+      "0.5}, layer_decay: 0.75}\n"
       "data: {tokenizer: {type: ids, end_of_document: 10}, documents: {attention: within, loss_across: false},\n"
       "  train: [{path: /a, weight: 2, epochs: 3}, {path: /b, type: tokens}],\n"
       "  validation: [{name: v, path: /c, type: auto, field: f, separator: s}], cache: /k, verify: all}\n"
@@ -271,6 +274,7 @@ TEST_CASE("each key is wired to its own member") {
   CHECK((c.launch.port == 30 && c.launch.ranks_per_node == 34 && c.log.every == 32 && c.log.tensorboard));
   CHECK((c.launch.transport == RankTransport::tcp && c.log.peak_tflops == 33.5));
   CHECK((c.finetune.freeze == std::vector<std::string>{"a.*", "*.b"} && c.finetune.layer_decay == 0.75));
+  CHECK(c.finetune.unfreeze == std::vector<UnfreezeConfig>{{3, {"a.b"}}});
   CHECK((c.finetune.learning_rates == std::vector<std::pair<std::string, double>>{{"*.bias", 2.0}, {"d.?", 0.5}}));
   CHECK(loaded.unsupported.size() == 2);
   const Config with_adapters =

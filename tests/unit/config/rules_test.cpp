@@ -303,6 +303,21 @@ TEST_CASE("an override of one of steps and tokens beats the file's other one") {
   CHECK(load_text(resolved_yaml(epochs.config), {}).config.train.epochs == 1.5);
 }
 
+TEST_CASE("phases come in their order, unfreeze what is frozen, and are told where the run never comes to them") {
+  const std::string freeze = "finetune.freeze=[blocks.*]";
+  const std::string first = "{step: 3, patterns: [blocks.1.*]}";
+  CHECK(override_errors({freeze, "finetune.unfreeze=[" + first + ", {step: 9, patterns: [blocks.0.*]}]"}) ==
+        "accepted");
+  CHECK(contains(override_errors({freeze, "finetune.unfreeze=[" + first + ", {step: 3, patterns: [blocks.0.*]}]"}),
+                 "finetune.unfreeze.1.step: 3 does not come behind the 3 of the phase before"));
+  CHECK(contains(override_errors({"finetune.unfreeze=[" + first + "]"}),
+                 "finetune.unfreeze: nothing is frozen that could join"));
+  CHECK(
+      contains(override_errors({freeze, "finetune.unfreeze=[{step: 3}]"}), "finetune.unfreeze.0.patterns: is missing"));
+  CHECK(contains(override_errors({freeze, "finetune.unfreeze=[{step: 0, patterns: [blocks.0.*]}]"}),
+                 "finetune.unfreeze.0.step"));
+}
+
 TEST_CASE("keys that nothing would read are refused, their defaults are not") {
   struct Case {
     std::vector<std::string> settings;

@@ -4,6 +4,7 @@
 
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/glob.h"
@@ -31,7 +32,7 @@ std::set<std::string> frozen_of(const ParamTable& table) {
 
 std::set<std::string> frozen_by(std::vector<std::string> patterns, bool llama = false, bool tied = true) {
   ParamTable table = make_param_table(spec_of(llama, tied), InitConfig{});
-  freeze_parameters(table, patterns);
+  freeze_parameters(table, {.freeze = std::move(patterns)});
   return frozen_of(table);
 }
 
@@ -69,7 +70,7 @@ TEST_CASE("patterns freeze what they match, and of a tied tensor every copy") {
   ParamTable table = make_param_table(spec, InitConfig{});
   const std::vector<std::string> patterns = {"blocks.0.*"};
   const std::int64_t all = table.num_parameters();
-  freeze_parameters(table, patterns);
+  freeze_parameters(table, {.freeze = patterns});
   CHECK(table.num_parameters() == all);
   std::int64_t of_block = 0;
   for (const Parameter& parameter : table.parameters_of(1)) of_block += parameter.shape.num_elements();
@@ -89,6 +90,66 @@ TEST_CASE("patterns that freeze nothing, everything or a part of one matrix are 
   CHECK(refusal_of({"blocks.1.ffn.gate.weight"}, true).find("blocks.1.ffn.up.weight is not") != std::string::npos);
 }
 
+TEST_CASE("phases let frozen parameters join, each after the first that names it") {
+  ParamTable table = make_param_table(spec_of(false, true), InitConfig{});
+  freeze_parameters(table, {.freeze = {"embedding.*", "blocks.0.*", "head.norm.bias"},
+                            .unfreeze = {{.step = 4, .patterns = {"blocks.0.ffn*"}},
+                                         {.step = 9, .patterns = {"blocks.?.*", "embedding.token.weight"}}}});
+  CHECK(frozen_of(table) == std::set<std::string>{"embedding.position.weight", "head.norm.bias"});
+  const auto joins = [&](const std::string& name) { return table.find(name)->joins_after; };
+  CHECK(joins("blocks.0.ffn_norm.weight") == 4);
+  CHECK(joins("blocks.0.ffn.up.weight") == 4);
+  CHECK(joins("blocks.0.attention.query.weight") == 9);
+  CHECK(joins("blocks.1.attention.query.weight") == 0);
+  CHECK(joins("embedding.token.weight") == 9);
+  CHECK(joins("head.weight") == 9);  // the tied copy
+  // Where the backward of each step may stop.
+  CHECK(table.first_trained_unit(0) == 2);
+  CHECK(table.first_trained_unit(3) == 2);
+  CHECK(table.first_trained_unit(4) == 1);
+  CHECK(table.first_trained_unit(9) == 0);
+  CHECK(table.first_trained_unit() == 0);
+}
+
+TEST_CASE("phases that bring nothing, or a part of one matrix, are refused by name") {
+  const auto refusal = [](std::vector<std::string> freeze, std::vector<UnfreezeConfig> phases) {
+    return message_of<UserError>([&] {
+      ParamTable table = make_param_table(spec_of(false, true), InitConfig{});
+      freeze_parameters(table, {.freeze = freeze, .unfreeze = phases});
+    });
+  };
+  CHECK(
+      refusal({"blocks.0.*"}, {{2, {"blok.0.*"}}}).starts_with("finetune.unfreeze: \"blok.0.*\" matches no parameter"));
+  CHECK(refusal({"blocks.0.*"}, {{2, {"blocks.1.*"}}})
+            .starts_with("finetune.unfreeze: all that \"blocks.1.*\" matches is trained before step 2 already"));
+  CHECK(refusal({"blocks.0.*"}, {{2, {"blocks.0.*"}}, {5, {"blocks.0.ffn.*"}}})
+            .find("all that \"blocks.0.ffn.*\" matches is trained before step 5") != std::string::npos);
+  CHECK(refusal({"*"}, {{2, {"blocks.0.*"}}}).starts_with("finetune.freeze: nothing is left to train"));
+  const std::string fused = refusal({"blocks.0.*"}, {{2, {"*.attention.key.weight"}}});
+  CHECK(fused.find("finetune.unfreeze: blocks.0.attention.key.weight joins after 2 steps and "
+                   "blocks.0.attention.query.weight is frozen") != std::string::npos);
+}
+
+// By hand: the products of one token with what is trained, and of attention.
+TEST_CASE("no backward is counted through what comes before the first trained unit") {
+  const ModelSpec spec = spec_of(true, false);
+  ParamTable table = make_param_table(spec, InitConfig{});
+  freeze_parameters(table, {.freeze = {"embedding.*", "blocks.0.*"}, .unfreeze = {{5, {"blocks.0.*"}}}});
+  const auto elements = [&](int unit) {
+    double count = 0;
+    for (const Parameter& parameter : table.parameters_of(unit))
+      count += static_cast<double>(parameter.shape.num_elements());
+    return count;
+  };
+  REQUIRE(spec.layers == 2);
+  const double attention = static_cast<double>(spec.heads * spec.head_size * spec.context);  // multiply-adds, x 2
+  const double at_first = 2 * elements(1) + 2 * attention + 6 * elements(2) + 6 * attention + 6 * elements(3);
+  CHECK(model_flops_per_token(spec, table, 0) == doctest::Approx(at_first).epsilon(1e-12));
+  CHECK(model_flops_per_token(spec, table, 4) == doctest::Approx(at_first).epsilon(1e-12));
+  CHECK(model_flops_per_token(spec, table, 5) == doctest::Approx(model_flops_per_token(spec)).epsilon(1e-12));
+  CHECK(model_flops_per_token(spec, table) == model_flops_per_token(spec, table, 5));
+}
+
 namespace {
 
 double factor_of(const ParamTable& table, const std::string& name) {
@@ -97,7 +158,7 @@ double factor_of(const ParamTable& table, const std::string& name) {
 
 ParamTable scaled(const FinetuneConfig& config, bool tied = true) {
   ParamTable table = make_param_table(spec_of(false, tied), InitConfig{});
-  freeze_parameters(table, config.freeze);
+  freeze_parameters(table, config);
   scale_learning_rates(table, config);
   return table;
 }

@@ -253,3 +253,26 @@ TEST_CASE("a forward goes through the units in order, a backward from behind, an
   CHECK(text(Opcode::backward_weight) == "2:6>-1 1:5>-1 0:4>-1 ");
   CHECK(turns_of(Opcode::forward, {}, 9).empty());
 }
+
+TEST_CASE("a backward has no turn for units before the first that trains, and brings none of them along") {
+  const auto text = [](Opcode work, const std::vector<int>& units) {
+    std::string out;
+    for (const UnitTurn& turn : turns_of(work, units, 9, 5))
+      out += std::to_string(turn.index) + ":" + std::to_string(turn.unit) + ">" + std::to_string(turn.next_unit) + " ";
+    return out;
+  };
+  CHECK(text(Opcode::forward, {4, 5, 6}) == "0:4>5 1:5>6 2:6>9 ");
+  CHECK(text(Opcode::backward, {4, 5, 6}) == "2:6>5 1:5>9 ");
+  CHECK(text(Opcode::backward_input, {4, 5, 6}) == "2:6>5 1:5>9 ");
+  CHECK(text(Opcode::backward_weight, {4, 5, 6}) == "2:6>-1 1:5>-1 ");
+  CHECK(text(Opcode::backward, {3, 4}) == "");
+  const auto of_chunk = [](Opcode op, std::int64_t chunk) { return Instruction{op, chunk, MicroBatch(0), {}}; };
+  const std::vector<ScheduleStep> steps = {{of_chunk(Opcode::forward, 0)},
+                                           {of_chunk(Opcode::forward, 1)},
+                                           {{Opcode::acquire, 0, {}, {}}, of_chunk(Opcode::backward, 0)},
+                                           {of_chunk(Opcode::backward, 1)}};
+  const ExecutionOrder order = execution_order(steps, {{0, 1}, {2, 3}}, 2);
+  CHECK(text_of(order) == "F0c0 >2\nF0c1 >3\nacquire c0\nB0c0 last\nB0c1 last\n");
+  for (const ExecutedInstruction& executed : order)
+    CHECK(executed.first_trained == (executed.instruction.op == Opcode::backward ? 2 : 0));
+}

@@ -172,3 +172,49 @@ TEST_CASE("a gradient reduced after the tied one is refused") {
   std::swap(steps[steps.size() - 2], steps[steps.size() - 3]);
   CHECK(contains(problem_of(schedule), "tied gradients are reduced once"));
 }
+
+TEST_CASE("no gradient goes below the first virtual stage that trains, and every schedule runs without it") {
+  const auto count = [](const Schedule& schedule, Opcode op) {
+    std::int64_t found = 0;
+    for (const auto& stage : schedule.steps)
+      for (const ScheduleStep& step : stage)
+        found += std::count_if(step.begin(), step.end(), [op](const Instruction& at) { return at.op == op; });
+    return found;
+  };
+  for (const ScheduleKind kind :
+       {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved, ScheduleKind::zb_h1}) {
+    for (const std::int64_t stages : {1, 2, 3, 4}) {
+      for (const std::int64_t micro_batches : {1, 3, 4, 9}) {
+        const std::int64_t chunks = kind == ScheduleKind::interleaved ? 2 : 1;
+        const std::int64_t last = stages * chunks - 1;
+        const Schedule all = make_schedule(kind, stages, micro_batches, chunks);
+        for (std::int64_t lowest = 0; lowest <= last; ++lowest) {
+          CAPTURE(static_cast<int>(kind));
+          CAPTURE(stages);
+          CAPTURE(micro_batches);
+          CAPTURE(lowest);
+          const Schedule schedule = make_schedule(kind, stages, micro_batches, chunks, lowest);
+          std::vector<WorkCosts> costs(static_cast<std::size_t>(last + 1));
+          for (std::int64_t below = 0; below < lowest; ++below)
+            costs[static_cast<std::size_t>(below)] = {.forward = 1, .backward_input = 0, .backward_weight = 0};
+          for (const TransferModel transfers : {TransferModel::queued, TransferModel::blocking})
+            CHECK(simulate(schedule, {.of_chunks = costs}, transfers).problem == "");
+          CHECK(simulate(schedule, {.of_chunks = costs}).makespan <= simulate(all, {.of_chunks = costs}).makespan);
+          const std::int64_t sent = stages == 1 ? 0 : (last - lowest) * micro_batches;
+          CHECK(count(schedule, Opcode::send_gradient) == sent);
+          CHECK(count(schedule, Opcode::receive_gradient) == sent);
+          CHECK(count(schedule, Opcode::send_activation) == count(all, Opcode::send_activation));
+          for (std::int64_t stage = 0; stage < stages; ++stage)
+            CHECK(make_stage_schedule(kind, stages, micro_batches, chunks, Stage(stage), lowest) ==
+                  schedule.steps[static_cast<std::size_t>(stage)]);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a gradient that a stage with something to train is not sent is refused") {
+  Schedule schedule = make_schedule(ScheduleKind::one_f_one_b, 3, 3, 1, 1);
+  schedule.lowest_backward = 0;
+  CHECK(contains(problem_of(schedule), "its gradient has not been received"));
+}

@@ -3,7 +3,10 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <limits>
+#include <numeric>
+#include <span>
 #include <vector>
 
 #include "base/error.h"
@@ -180,4 +183,53 @@ TEST_CASE("a_given_split_is_used_as_it_is") {
   const auto ends = given_stages({0, 3, 0});
   CHECK((ends[0].count == 0 && ends[0].embedding && ends[2].count == 0 && ends[2].head));
   CHECK_THROWS_AS(given_stages({13, -1}), BugError);
+}
+
+namespace {
+
+// Every way to divide the blocks: the least that the dearest stage can cost.
+double least_cost(std::span<const double> costs, std::int64_t stages, const EndCosts& ends, bool is_first = true) {
+  if (stages == 1) return std::accumulate(costs.begin(), costs.end(), ends.head + (is_first ? ends.embedding : 0.0));
+  const std::size_t least = is_first ? 0 : 1;
+  double best = std::numeric_limits<double>::infinity();
+  for (std::size_t count = least; count <= costs.size(); ++count) {
+    const double own = std::accumulate(costs.begin(), costs.begin() + static_cast<std::ptrdiff_t>(count),
+                                       is_first ? ends.embedding : 0.0);
+    best = std::min(best, std::max(own, least_cost(costs.subspan(count), stages - 1, ends, false)));
+  }
+  return best;
+}
+
+}  // namespace
+
+TEST_CASE("no division of blocks that cost different amounts has a smaller largest cost") {
+  std::uint32_t state = 7;
+  const auto random = [&state](std::uint32_t below) {
+    state = state * 1664525u + 1013904223u;
+    return (state >> 16) % below;
+  };
+  for (int round = 0; round < 200; ++round) {
+    const std::int64_t stages = 1 + random(4);
+    std::vector<double> costs(static_cast<std::size_t>(stages) + random(6));
+    for (double& cost : costs) cost = random(3) == 0 ? 0.25 : 0.5 * (1 + random(3));
+    const EndCosts ends{0.5 * random(2), 0.75 * random(4)};
+    const auto split = split_stages(costs, stages, ends);
+    CAPTURE(round);
+    REQUIRE(std::ssize(split) == stages);
+    double dearest = 0;
+    std::int64_t first = 0;
+    for (const StageBlocks& part : split) {
+      CHECK(part.first == first);
+      if (!part.embedding && !part.head) CHECK(part.count >= 1);
+      double own = (part.embedding ? ends.embedding : 0.0) + (part.head ? ends.head : 0.0);
+      for (std::int64_t i = 0; i < part.count; ++i) own += costs[static_cast<std::size_t>(first + i)];
+      dearest = std::max(dearest, own);
+      first += part.count;
+    }
+    CHECK(first == std::ssize(costs));
+    CHECK(dearest == doctest::Approx(least_cost(costs, stages, ends)).epsilon(1e-12));
+  }
+  // A third of a block each where nothing is trained: twice as many of them as of others, and the head's share.
+  const std::vector<double> frozen = {1.0 / 3, 1.0 / 3, 1.0 / 3, 1.0 / 3, 1.0 / 3, 1.0 / 3, 1, 1};
+  CHECK(counts_of(split_stages(frozen, 2, {})) == std::vector<std::int64_t>{6, 2});
 }

@@ -185,3 +185,37 @@ TEST_CASE("a plan for evaluation keeps one saved region and lets neighbours neve
   }
   CHECK(end == plan.arena_bytes);
 }
+
+TEST_CASE("layers before the first that trains keep nothing of a micro-batch but what leaves them") {
+  Config config = planned_config();
+  config.parallel.data = 1;
+  config.parallel.tensor = 1;
+  config.parallel.pipeline = 1;
+  config.finetune.freeze = {"embedding.*", "blocks.0.*", "blocks.1.*", "blocks.2.*"};
+  const PhasePlan phase = make_run_plan(config, 61, std::nullopt).phases.front();
+  const int first = 4;
+  REQUIRE(phase.table.first_trained_unit() == first);
+  const Transformer model = phase.transformer(Rank(0));
+  // Several micro-batches in flight, as a stage before others has.
+  const ScheduleDepth depth{.saved = 3, .in_flight = 3, .in_flight_of_chunk = {3}};
+  const ActivationPlan plan = phase.activations(Rank(0), depth);
+  REQUIRE(plan.buffers.size() == 3);
+  std::size_t kept = 0;
+  for (std::size_t buffer = 0; buffer < 3; ++buffer) {
+    for (int unit = 0; unit < 8; ++unit) {
+      CAPTURE(unit);
+      const UnitBuffers& of = plan.buffers[buffer][static_cast<std::size_t>(unit)];
+      const UnitBuffers& of_first = plan.buffers[0][static_cast<std::size_t>(unit)];
+      const std::size_t asked =
+          model.units()[static_cast<std::size_t>(unit)]->memory(phase.micro_batch, DType::f32).saved;
+      CHECK(of.saved.bytes >= asked);
+      const bool is_shared = unit < first;
+      if (asked > 0) CHECK((of.saved.offset == plan.buffers[0][1].saved.offset) == is_shared);
+      if (!is_shared) kept += of.saved.bytes;
+      // What the first that trains reads stays; else neighbours alone must not share.
+      if (buffer > 0 && unit < 7) CHECK((of.output.offset == of_first.output.offset) == (unit < first - 1));
+      if (unit > 0) CHECK(of.output.offset != plan.buffers[buffer][static_cast<std::size_t>(unit) - 1].output.offset);
+    }
+  }
+  CHECK(plan.saved_bytes == kept + plan.buffers[0][1].saved.bytes);
+}

@@ -335,3 +335,51 @@ TEST_CASE("the text lists every item and the sum") {
   CHECK(contains(text, "pears"));
   CHECK(std::count(text.begin(), text.end(), '\n') == 3);
 }
+
+TEST_CASE("frozen parameters take what layers read of them and no more, with every division among replicas") {
+  for (const auto& [precision, offload] : {std::pair{Precision::bf16, OffloadKind::none},
+                                           {Precision::fp32, OffloadKind::host},
+                                           {Precision::bf16, OffloadKind::host}}) {
+    for (const std::int64_t zero : {0, 1, 2, 3}) {
+      CAPTURE(to_text(precision));
+      CAPTURE(static_cast<int>(offload));
+      CAPTURE(zero);
+      Config config = planned_config();
+      config.run.device = DeviceKind::cuda;
+      config.precision.compute = precision;
+      config.parallel.data = 2;
+      config.parallel.zero = zero;
+      config.train.optimizer.offload = offload;
+      config.finetune.freeze = {"blocks.*"};
+      const RunPlan run = make_run_plan(config, 61, std::nullopt);
+      const PhasePlan& phase = run.phases.front();
+      FencedBackend device(make_cpu_backend({.threads = 1, .compute = phase.compute}));
+      const ShardLayout layout = phase.layout(Rank(0));
+      const ParamStore store(device, phase.table, layout, phase.store_options());
+      const MemoryPlan memory = phase.memory(Rank(0), 0);
+      std::size_t planned = 0;
+      for (const char* purpose : {"weights in compute precision", "gathered weights", "gradients", "gradient staging"})
+        planned += bytes_of(memory, purpose);
+      if (offload == OffloadKind::host) {
+        const std::size_t of_host =
+            bytes_of(memory, "master weights, on the host") + bytes_of(memory, "optimizer state, on the host");
+        CHECK(device.most_pinned() == of_host);
+        planned += of_host + bytes_of(memory, "staging of offloaded state");
+      } else {
+        planned += bytes_of(memory, "master weights") + bytes_of(memory, "optimizer state");
+      }
+      CHECK(store.bytes() == planned);
+      // By hand: of the buffer of the blocks one copy, of a half where ZeRO 3 divides it.
+      std::size_t of_frozen = 0;
+      std::size_t of_trained = 0;
+      for (const FlatBuffer& flat : layout.buffers()) {
+        const std::size_t each = precision == Precision::bf16 ? 2 : 4;
+        const auto elements = static_cast<std::size_t>(zero == 3 ? flat.shard_elements : flat.num_elements);
+        (flat.role == ParamRole::frozen ? of_frozen : of_trained) += each * elements;
+        if (flat.role == ParamRole::frozen) CHECK(flat.dtype == phase.compute);
+      }
+      CHECK(of_frozen > 0);
+      CHECK(bytes_of(memory, "weights in compute precision") == of_frozen + of_trained);
+    }
+  }
+}

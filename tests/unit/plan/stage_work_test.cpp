@@ -73,6 +73,34 @@ TEST_CASE("the work of all stages is the model's, whatever the chunks and whethe
                                           work.chunks[4].total() / total * 2));
 }
 
+TEST_CASE("frozen layers have no weight part, and those before the first that trains no backward") {
+  Config config = planned_config();
+  config.parallel.pipeline = 2;
+  config.parallel.stage_layers = std::vector<std::int64_t>{4, 2};
+  // As above: matrices of a block, and its attention.
+  const double matrices = 2 * 576.0 + 2 * 288 + 2 * 960;
+  const double attention = 24 * 7;
+  const double head = 61 * 24;
+  const double unit = 3 * (matrices + attention);  // of the mean chunk's forward
+  config.model.tie_embeddings = false;
+  config.finetune.freeze = {"embedding.*", "blocks.0.*", "blocks.1.*", "blocks.3.*", "blocks.5.ffn.*"};
+  for (const RecomputeKind recompute : {RecomputeKind::none, RecomputeKind::full}) {
+    config.train.recompute = recompute;
+    const double again = recompute == RecomputeKind::full ? matrices + attention - 960 : 0.0;
+    const StageWork work = stage_work(phase_of(config));
+    CHECK(work.chunks[0].forward == doctest::Approx(4 * (matrices + attention) / unit));
+    CHECK(work.chunks[0].backward_input == doctest::Approx(2 * (matrices + 2 * attention + again) / unit));
+    CHECK(work.chunks[0].backward_weight == doctest::Approx(matrices / unit));
+    CHECK(work.chunks[1].backward_input == doctest::Approx((2 * (matrices + 2 * attention + again) + 2 * head) / unit));
+    CHECK(work.chunks[1].backward_weight == doctest::Approx((2 * matrices - 2 * 960 + head) / unit));
+  }
+  // All of a stage.
+  config.finetune.freeze = {"embedding.*", "blocks.0.*", "blocks.1.*", "blocks.2.*", "blocks.3.*"};
+  const StageWork work = stage_work(phase_of(config));
+  CHECK(work.chunks[0].total() == doctest::Approx(work.chunks[0].forward));
+  CHECK(work.stages[0] < work.stages[1]);
+}
+
 TEST_CASE("full recomputation adds a block's forward without its last product to the input part, selective nothing") {
   Config config = planned_config();
   config.parallel.pipeline = 2;

@@ -1,4 +1,5 @@
 // A resumed run is the undisturbed one, to the bit.
+#include "checkpoint/load.h"
 #include "train_helpers.h"
 
 using namespace scaletrain;
@@ -213,4 +214,38 @@ TEST_CASE("a damaged newest checkpoint is quarantined and the older one gives th
   CHECK(run.noticed("quarantined"));
   CHECK(run.train(start) == ExitCode::finished);
   check_same_numbers(whole.metrics(), run.metrics());
+}
+
+TEST_CASE("frozen parameters of a run in bf16 are stored in it, and a resume has them to the bit") {
+  const std::vector<std::string> settings = {"precision.compute=bf16", "finetune.freeze=[blocks.*]"};
+  TinyRun whole;
+  whole.overrides_always = settings;
+  CHECK(whole.run() == ExitCode::finished);
+  TinyRun parts;
+  parts.overrides_always = settings;
+  CHECK(parts.run({}, 4) == ExitCode::interrupted);
+  CHECK(parts.run() == ExitCode::finished);
+  check_same_numbers(whole.metrics(), parts.metrics());
+  CHECK(tensors_of(whole.checkpoint(12)) == tensors_of(parts.checkpoint(12)));
+  const Checkpoint checkpoint(whole.checkpoint(12));
+  for (const ManifestTensor& tensor : checkpoint.manifest().tensors) {
+    CAPTURE(tensor.name);
+    CHECK(tensor.dtype == (tensor.role == "frozen" ? DType::bf16 : DType::f32));
+    CHECK((tensor.role == "frozen") == tensor.name.starts_with("blocks."));
+  }
+  // In another precision what is frozen is as it was stored.
+  TinyRun wider;
+  wider.overrides_always = settings;
+  CHECK(wider.run({}, 4) == ExitCode::interrupted);
+  CHECK(wider.run({"precision.compute=fp32"}) == ExitCode::finished);
+  const Checkpoint widened(wider.checkpoint(12));
+  const ManifestTensor* const map = widened.manifest().find("blocks.0.ffn.up.weight");
+  REQUIRE(map != nullptr);
+  CHECK(map->dtype == DType::f32);
+  std::vector<float> after(static_cast<std::size_t>(map->shape.num_elements()));
+  std::vector<float> before(after.size());
+  const Box all{{0, 0}, {map->shape[0], map->shape[1]}};
+  widened.read(map->name, all, View(after.data(), DType::f32, map->shape));
+  checkpoint.read(map->name, all, View(before.data(), DType::f32, map->shape));
+  CHECK(after == before);
 }
