@@ -345,21 +345,16 @@ struct Add {
   bool operator==(const Add&) const = default;
 };
 
-// output[n,k] = scale · input[n,k], where both are K columns of matrices whose rows lie strides apart: a part of one
-// goes into another. The views have the logical shape. The output may be the input, with the same stride.
-struct ScaleColumns {
-  ConstView input;                                   // [N,K]
-  View output;                                       // [N,K]
-  std::int64_t input_stride = 0, output_stride = 0;  // elements between rows, at least K
-  double scale = 1.0;
-  bool operator==(const ScaleColumns&) const = default;
-};
-
-// output = factor · input; output may be the input. Of the compute type.
+// output[n,k] = factor · input[n,k], of the compute type. Both are matrices, or with a stride K columns of matrices
+// whose rows lie that far apart: a part of one goes into another. The views have the logical shape. The output may be
+// the input, with the same stride.
 struct Scale {
-  ConstView input;
-  View output;
+  ConstView input;  // [N,K]
+  View output;      // [N,K]
   double factor = 1.0;
+  std::int64_t input_stride = 0, output_stride = 0;  // elements between rows, at least K; 0: K
+  std::int64_t input_row_stride() const { return input_stride == 0 ? input.shape()[1] : input_stride; }
+  std::int64_t output_row_stride() const { return output_stride == 0 ? output.shape()[1] : output_stride; }
   bool operator==(const Scale&) const = default;
 };
 
@@ -499,7 +494,7 @@ struct AdamDirection {
 using Operation = std::variant<LinearForward, LinearBackwardInput, LinearBackwardWeight, NormForward, NormBackwardInput,
                                NormBackwardWeight, ActivationForward, ActivationBackward, RopeRotate, AttentionForward,
                                AttentionBackward, EmbeddingForward, EmbeddingBackward, CrossEntropy, SoftmaxStatistics,
-                               CrossEntropyParts, Add, Scale, ScaleColumns, SoftCap, SoftCapBackward, Copy, Fill,
-                               SumsOfSquares, AdamWStep, SgdStep, LionStep, AdemamixStep, AdamDirection>;
+                               CrossEntropyParts, Add, Scale, SoftCap, SoftCapBackward, Copy, Fill, SumsOfSquares,
+                               AdamWStep, SgdStep, LionStep, AdemamixStep, AdamDirection>;
 
 }  // namespace scaletrain

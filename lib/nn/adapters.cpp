@@ -17,7 +17,7 @@ std::string up_of(const AdaptedMap& map) {
   return map.name + ".lora_b";
 }
 
-// Columns [first, first + columns) of some rows of a matrix, as ScaleColumns has them.
+// Columns [first, first + columns) of some rows of a matrix, as Scale has them.
 View columns_of(const View& matrix, std::int64_t row, std::int64_t rows, std::int64_t first, std::int64_t columns) {
   const std::size_t offset = static_cast<std::size_t>(row * matrix.shape()[1] + first) * size_of(matrix.dtype());
   return {static_cast<std::byte*>(matrix.data()) + offset, matrix.dtype(), {rows, columns}, matrix.space()};
@@ -70,9 +70,12 @@ AdapterTensors carve_adapters(const AdapterRegions& regions, std::span<const Ada
 }
 
 void UnitOps::scale_columns(ConstView input, std::int64_t input_stride, View output, std::int64_t output_stride,
-                            double scale) const {
-  run(ScaleColumns{
-      .input = input, .output = output, .input_stride = input_stride, .output_stride = output_stride, .scale = scale});
+                            double factor) const {
+  run(Scale{.input = input,
+            .output = output,
+            .factor = factor,
+            .input_stride = input_stride,
+            .output_stride = output_stride});
 }
 
 void UnitOps::adapter_hidden(std::string_view layer, ConstView input) const {

@@ -42,6 +42,9 @@ inline constexpr std::array<std::string_view, std::variant_size_v<Operation>> op
     "softmax statistics",
     "cross-entropy of parts",
     "add",
+    "scale",
+    "soft cap",
+    "soft cap backward",
     "copy",
     "fill",
     "sum of squares",
@@ -50,6 +53,7 @@ inline constexpr std::array<std::string_view, std::variant_size_v<Operation>> op
     "lion",
     "ademamix",
     "adam direction"};
+static_assert(!operation_names.back().empty(), "a new operation has a name, in its place above");
 
 // What the calls of an operation took together; products apart by their shapes.
 struct OperationTime {
@@ -84,7 +88,7 @@ class TimedBackend final : public ForwardingBackend {
   Purpose purpose_of(const Descriptor&) const {
     static_assert(
         is_one_of<Descriptor, NormForward, NormBackwardInput, NormBackwardWeight, ActivationForward, ActivationBackward,
-                  RopeRotate, EmbeddingForward, EmbeddingBackward, Add, Scale, ScaleColumns, Copy, Fill>,
+                  RopeRotate, EmbeddingForward, EmbeddingBackward, Add, Scale, Copy, Fill>,
         "a new operation has a purpose, here or below");
     return Purpose::element_wise;
   }

@@ -40,7 +40,6 @@ class OperandVisitor {
   void enter(SoftmaxStatistics& op) const { reach_all(op.logits, op.targets, op.statistics); }
   void enter(CrossEntropyParts& op) const { reach_all(op.logits, op.targets, op.statistics, op.loss_sum); }
   void enter(Add& op) const { reach_all(op.a, op.b, op.output); }
-  void enter(ScaleColumns& op) const { reach_all(op.input, op.output); }
   void enter(Scale& op) const { reach_all(op.input, op.output); }
   void enter(SoftCap& op) const { reach_all(op.input, op.output); }
   void enter(SoftCapBackward& op) const { reach_all(op.input, op.d_output, op.d_input); }

@@ -282,21 +282,25 @@ nlohmann::ordered_json rope_json(const RopeScalingConfig& scaling) {
   return nullptr;
 }
 
+nlohmann::ordered_json decoder_json(const ModelConfig& model, std::string_view activation, std::string_view function) {
+  return {{"vocab_size", model.vocab.value()},
+          {"max_position_embeddings", model.context},
+          {"hidden_size", model.hidden},
+          {"intermediate_size", model.ffn_hidden},
+          {"num_hidden_layers", model.layers},
+          {"num_attention_heads", model.heads},
+          {"num_key_value_heads", model.kv_heads},
+          {"head_dim", model.head_size()},
+          {activation, function},
+          {"rms_norm_eps", model.norm_epsilon},
+          {"rope_theta", model.rope_theta},
+          {"rope_scaling", rope_json(model.rope_scaling)}};
+}
+
 namespace {
 
 nlohmann::ordered_json llama_json(const ModelConfig& model, const LlamaTraits& traits) {
-  nlohmann::ordered_json value = {{"vocab_size", model.vocab.value()},
-                                  {"max_position_embeddings", model.context},
-                                  {"hidden_size", model.hidden},
-                                  {"intermediate_size", model.ffn_hidden},
-                                  {"num_hidden_layers", model.layers},
-                                  {"num_attention_heads", model.heads},
-                                  {"num_key_value_heads", model.kv_heads},
-                                  {"head_dim", model.head_size()},
-                                  {"hidden_act", "silu"},
-                                  {"rms_norm_eps", model.norm_epsilon},
-                                  {"rope_theta", model.rope_theta},
-                                  {"rope_scaling", rope_json(model.rope_scaling)}};
+  nlohmann::ordered_json value = decoder_json(model, "hidden_act", "silu");
   // The library's Qwen2 has no such member: its biases are fixed.
   if (traits.biases != Biases::of_qkv) value["attention_bias"] = model.bias;
   if (traits.biases == Biases::by_flags) value["mlp_bias"] = model.bias;

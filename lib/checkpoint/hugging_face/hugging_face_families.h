@@ -136,6 +136,8 @@ RopeMembers parse_rope_object(const Members& members, std::string_view key, cons
 // The base of the rotary angles and their scaling: members of their own, or of "rope_parameters" in newer files.
 void parse_rope(ModelConfig& model, const Members& members, const std::string& where);
 nlohmann::ordered_json rope_json(const RopeScalingConfig& scaling);
+// The members that families of the Llama and of the Gemma kind begin with. activation: the name of its member.
+nlohmann::ordered_json decoder_json(const ModelConfig& model, std::string_view activation, std::string_view function);
 
 // hugging_face_gemma.cpp
 HuggingFaceShape parse_gemma(const Members& members, const std::string& where, const LlamaTraits& traits);

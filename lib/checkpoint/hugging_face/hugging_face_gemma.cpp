@@ -173,19 +173,8 @@ bool gemma_expresses(const ModelConfig& model, const LlamaTraits& traits) {
 
 nlohmann::ordered_json gemma_json(const ModelConfig& model, const LlamaTraits& traits) {
   const GemmaTraits& gemma = traits.gemma;
-  nlohmann::ordered_json value = {{"vocab_size", model.vocab.value()},
-                                  {"max_position_embeddings", model.context},
-                                  {"hidden_size", model.hidden},
-                                  {"intermediate_size", model.ffn_hidden},
-                                  {"num_hidden_layers", model.layers},
-                                  {"num_attention_heads", model.heads},
-                                  {"num_key_value_heads", model.kv_heads},
-                                  {"head_dim", model.head_size()},
-                                  {"hidden_activation", "gelu_pytorch_tanh"},
-                                  {"rms_norm_eps", model.norm_epsilon},
-                                  {"rope_theta", model.rope_theta},
-                                  {"rope_scaling", rope_json(model.rope_scaling)},
-                                  {"attention_bias", false}};
+  nlohmann::ordered_json value = decoder_json(model, "hidden_activation", "gelu_pytorch_tanh");
+  value["attention_bias"] = false;
   if (!gemma.post_norm) value["hidden_act"] = "gelu_pytorch_tanh";
   if (gemma.is_query_scalar_own) value["query_pre_attn_scalar"] = static_cast<std::int64_t>(model.query_scalar());
   const auto cap = [](const std::optional<double>& number) {

@@ -18,14 +18,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -33,6 +31,7 @@
 #include <vector>
 
 #include "cuda_language.h"
+#include "support/cuda/fake_machine.h"
 #include "support/cuda/fake_runtime.h"
 #include "support/ranks/fenced_backend.h"
 #include "support/ranks/late_backend.h"
@@ -43,6 +42,7 @@ using scaletrain::Event;
 using scaletrain::FencedMemory;
 using scaletrain::Lateness;
 using scaletrain::LateStream;
+using namespace scaletrain::fake_machine;
 
 // A stream lives as long as an event of it, which others may still be waiting for when it has been destroyed.
 using FakeStream = std::shared_ptr<LateStream>;
@@ -146,26 +146,6 @@ bool may_be_copied(const void* memory, std::size_t bytes) {
   return covered == 0 || (covered == bytes && calls == 1);
 }
 
-std::string wanted_of_environment() {
-  const char* const wanted = std::getenv("SCALETRAIN_FAKE_GPU");
-  return wanted == nullptr ? "" : wanted;
-}
-// "H100 + old GPU" is one of each.
-std::vector<std::string> wanted_one_by_one() {
-  constexpr std::string_view between = " + ";
-  std::vector<std::string> all;
-  std::string rest = wanted_of_environment();
-  for (std::size_t at = 0; (at = rest.find(between)) != std::string::npos; rest.erase(0, at + between.size()))
-    all.push_back(rest.substr(0, at));
-  all.push_back(rest);
-  return all;
-}
-// What GPU of this number is.
-std::string wanted_gpu(int gpu) {
-  const std::vector<std::string> all = wanted_one_by_one();
-  return all.size() == 1 ? all.front() : all.at(static_cast<std::size_t>(gpu));
-}
-
 // cuStreamWaitValue32 with CU_STREAM_WAIT_VALUE_GEQ, which goes around the end of the numbers.
 CUresult CUDAAPI wait_for_value(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
   if (is_in_host_function || flags != CU_STREAM_WAIT_VALUE_GEQ) return CUDA_ERROR_INVALID_VALUE;
@@ -187,60 +167,8 @@ CUresult CUDAAPI tell_loading_mode(CUmoduleLoadingMode* mode) {
   return CUDA_SUCCESS;
 }
 
-// In use by others. A full one has room for streams and what goes through pinned memory alone.
-constexpr std::size_t memory_before = std::size_t{1} << 30;
 // Of streams: as NVIDIA's GPUs have it since Volta.
 constexpr int first_priority = -5;
-std::size_t memory_of_gpu(int gpu) {
-  const std::string wanted = wanted_gpu(gpu);
-  constexpr std::size_t mebi = std::size_t{1} << 20;
-  return wanted == "small GPU" ? 2 * mebi : wanted == "narrow GPU" ? 610 * mebi : 80 * 1024 * mebi;
-}
-bool is_full() {
-  return wanted_of_environment() == "full GPU";
-}
-// While SCALETRAIN_FAKE_LOSS is the path of a file, the machine's last GPU is gone.
-bool has_lost_one() {
-  const char* const file = std::getenv("SCALETRAIN_FAKE_LOSS");
-  return file != nullptr && std::filesystem::exists(file);
-}
-// "8 GPUs": so many; 1 where no number says how many. By their numbers without CUDA_VISIBLE_DEVICES.
-std::vector<int> visible_gpus() {
-  const std::string wanted = wanted_of_environment();
-  const int number =
-      std::max({1, std::atoi(wanted.c_str()), static_cast<int>(wanted_one_by_one().size())}) - (has_lost_one() ? 1 : 0);
-  std::vector<int> gpus;
-  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (visible == nullptr) {
-    for (int gpu = 0; gpu < number; ++gpu) gpus.push_back(gpu);
-    return gpus;
-  }
-  std::istringstream list(visible);
-  for (std::string one; std::getline(list, one, ',') && std::atoi(one.c_str()) < number;)
-    gpus.push_back(std::atoi(one.c_str()));
-  return gpus;
-}
-int number_of_gpus() {
-  return static_cast<int>(visible_gpus().size());
-}
-// Of what libraries take, by GPU; and where a test says how much others leave them.
-std::mutex memory_mutex;
-std::map<int, std::size_t> memory_of_libraries;
-std::map<int, std::size_t> memory_left;
-std::size_t free_memory_of(int device) {
-  const std::size_t all = memory_of_gpu(visible_gpus().at(static_cast<std::size_t>(device)));
-  const auto left = memory_left.find(device);
-  const std::size_t before = left != memory_left.end() ? left->second : is_full() ? 0 : all - memory_before;
-  return before - std::min(before, memory_of_libraries[device]);
-}
-// SCALETRAIN_FAKE_FAILURE is a file's path and a number: while there is such a file, that GPU fails.
-bool has_failed() {
-  const char* const file = std::getenv("SCALETRAIN_FAKE_FAILURE");
-  if (file == nullptr) return false;
-  const std::string text(file);
-  const std::size_t colon = text.rfind(':');
-  return std::atoi(text.c_str() + colon + 1) == device_of_thread && std::filesystem::exists(text.substr(0, colon));
-}
 
 // What a kernel threw is what a GPU calls a failed launch.
 template <class Wait>
@@ -298,29 +226,6 @@ std::size_t registered_bytes() {
   return all;
 }
 
-bool take_memory(int device, std::size_t bytes) {
-  const std::lock_guard lock(memory_mutex);
-  if (free_memory_of(device) < bytes) return false;
-  memory_of_libraries[device] += bytes;
-  return true;
-}
-void give_memory(int device, std::size_t bytes) {
-  const std::lock_guard lock(memory_mutex);
-  memory_of_libraries[device] -= bytes;
-}
-std::size_t taken_memory(int device) {
-  const std::lock_guard lock(memory_mutex);
-  return memory_of_libraries[device];
-}
-void leave_memory(int device, std::size_t bytes) {
-  const std::lock_guard lock(memory_mutex);
-  memory_left[device] = memory_of_libraries[device] + bytes;
-}
-void free_memory() {
-  const std::lock_guard lock(memory_mutex);
-  memory_left.clear();
-}
-
 }  // namespace scaletrain::fake_runtime
 
 extern "C" {
@@ -329,7 +234,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   REFUSE_IN_HOST_FUNCTION;
   if (to == nullptr || from == nullptr) return cudaErrorInvalidValue;
   if (!may_be_copied(to, bytes) || !may_be_copied(from, bytes)) return cudaErrorInvalidValue;
-  if (has_failed()) return cudaErrorLaunchFailure;
+  if (has_failed(device_of_thread)) return cudaErrorLaunchFailure;
   scaletrain::cuda::run_in_turn(stream, [=] { std::memcpy(to, from, bytes); });
   return cudaSuccess;
 }
@@ -529,7 +434,7 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t graph, cudaStream_t stream) {
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
   REFUSE_IN_HOST_FUNCTION;
   REFUSE_IN_CAPTURE;
-  if (has_failed()) return cudaErrorLaunchFailure;
+  if (has_failed(device_of_thread)) return cudaErrorLaunchFailure;
   ++launches_of_graphs;
   for (const std::function<void()>& node : *of(graph)) of(stream).call([nodes = of(graph), &node] { node(); });
   return cudaSuccess;
@@ -574,12 +479,10 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 cudaError_t cudaMemGetInfo(size_t* available, size_t* all) {
   REFUSE_IN_HOST_FUNCTION;
   *all = memory_of_gpu(visible_gpus().at(static_cast<std::size_t>(device_of_thread)));
-  const std::lock_guard lock(memory_mutex);
   *available = free_memory_of(device_of_thread);
   return cudaSuccess;
 }
-// As SCALETRAIN_FAKE_GPU says: nothing, one GPU; "old GPU", "new GPU", "small GPU", "narrow GPU", "full GPU", "H100",
-// one too; "8 GPUs", "2 x H100", "H100 + old GPU"; "no driver", "old driver", "no GPU", "broken".
+// As SCALETRAIN_FAKE_GPU says (fake_machine.h).
 cudaError_t cudaDriverGetVersion(int* version) {
   REFUSE_IN_HOST_FUNCTION;
   const std::string wanted = wanted_of_environment();

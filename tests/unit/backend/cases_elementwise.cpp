@@ -100,61 +100,43 @@ std::vector<Case> add_cases() {
   return cases;
 }
 
-std::vector<Case> scale_columns_cases() {
+std::vector<Case> scale_cases() {
   std::vector<Case> cases;
   for (const Extent& e : row_extents()) {
-    const std::string key = "scale columns" + std::to_string(cases.size());
-    const std::size_t kind = cases.size() % 3;
-    const double scale = cases.size() % 4 == 3 ? 1.0 : 0.375 * static_cast<double>(cases.size() + 1);
-    // A part of a wider matrix to a matrix of its own, the reverse, or in place.
+    const std::string key = "scale" + std::to_string(cases.size());
+    // A part of a wider matrix to a matrix of its own, the reverse, in place, or one matrix to another.
+    const std::size_t kind = cases.size() % 5;
+    const double factor = cases.size() % 4 == 3 ? 1.0 : (kind == 2 ? -0.375 : 0.375) * double(cases.size() + 1);
     const std::int64_t wide = e.columns + 8 + static_cast<std::int64_t>(cases.size() % 2) * 3;
     const Values narrow_values = normal(key, e.rows * e.columns);
+    constexpr const char* names[] = {"out of a matrix", "into a matrix", "in place", "whole", "whole in place"};
     Case c;
-    c.name = name_of(e) + (kind == 0 ? " out of a matrix" : kind == 1 ? " into a matrix" : " in place");
+    c.name = name_of(e) + " " + names[kind];
     c.run = [=](Device& device) {
       const View own = device.put(narrow_values, {e.rows, e.columns});
       const Strided part{device.put(normal(key + "wide", e.rows * wide), {e.rows, wide}), 8, e.columns};
       part.set(device.rounded(narrow_values));
-      ScaleColumns op{.input = own, .output = own, .input_stride = e.columns, .output_stride = e.columns};
-      op.scale = scale;
+      Scale op{.input = own, .output = own, .factor = factor};
       if (kind == 0) {
         op.input = part.view();
         op.input_stride = wide;
       } else if (kind == 1) {
         op.output = part.view();
         op.output_stride = wide;
+      } else if (kind == 2) {
+        op.input_stride = op.output_stride = e.columns;
+      } else if (kind == 3) {
+        op.output = device.put(Values(narrow_values.size(), 7.0), {e.rows, e.columns});
       }
       device.run(op);
-      if (kind != 1) return std::vector<Output>{{"output", Device::get(own)}};
+      if (kind != 1) return std::vector<Output>{{"output", Device::get(op.output)}};
       const Values result = part.get();
       part.set(device.rounded(narrow_values));
       return std::vector<Output>{{"output", result}, {"gaps", Device::get(part.whole), Kind::around}};
     };
     Values sizes;
-    for (const double value : narrow_values) sizes.push_back(std::fabs(scale * value));
+    for (const double value : narrow_values) sizes.push_back(std::fabs(factor * value));
     c.scales = {sizes};
-    cases.push_back(c);
-  }
-  return cases;
-}
-
-std::vector<Case> scale_cases() {
-  std::vector<Case> cases;
-  for (const std::int64_t length : lengths()) {
-    const Values input = normal("scale" + std::to_string(cases.size()), length);
-    const double factor = cases.size() % 3 == 0 ? 6.0 : -0.375;
-    const bool in_place = cases.size() % 2 == 1;
-    Case c;
-    c.name = std::to_string(length) + (in_place ? " in place" : "");
-    c.run = [=](Device& device) {
-      const View from = device.put(input, {length});
-      const View to = in_place ? from : device.put(Values(input.size(), 7.0), {length});
-      device.run(Scale{.input = from, .output = to, .factor = factor});
-      return std::vector<Output>{{"output", Device::get(to)}};
-    };
-    Values scale;
-    for (const double value : input) scale.push_back(std::fabs(factor * value));
-    c.scales = {scale};
     cases.push_back(c);
   }
   return cases;

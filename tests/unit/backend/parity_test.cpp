@@ -31,7 +31,6 @@ const std::vector<CasesOfOperation>& scaletrain::parity::all_cases() {
                                                            {"softmax_statistics", softmax_statistics_cases},
                                                            {"cross_entropy_parts", cross_entropy_parts_cases},
                                                            {"add", add_cases},
-                                                           {"scale_columns", scale_columns_cases},
                                                            {"scale", scale_cases},
                                                            {"soft_cap", soft_cap_cases},
                                                            {"soft_cap_backward", soft_cap_backward_cases},

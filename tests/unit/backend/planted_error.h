@@ -118,12 +118,11 @@ class PlantedError final : public Backend {
   void spoiled(Stream& s, const SoftmaxStatistics& op) { run_and_spoil(s, op, {last(op.statistics)}); }
   void spoiled(Stream& s, const CrossEntropyParts& op) { run_and_spoil(s, op, {last(op.loss_sum), last(op.logits)}); }
   void spoiled(Stream& s, const Add& op) { run_and_spoil(s, op, {last(op.output)}); }
-  void spoiled(Stream& s, const ScaleColumns& op) {
+  void spoiled(Stream& s, const Scale& op) {
     const Shape& shape = op.output.shape();
-    const std::int64_t place = (shape[0] - 1) * op.output_stride + shape[1] - 1;
+    const std::int64_t place = (shape[0] - 1) * op.output_row_stride() + shape[1] - 1;
     run_and_spoil(s, op, {shape.num_elements() == 0 ? Element() : at(op.output, place)});
   }
-  void spoiled(Stream& s, const Scale& op) { run_and_spoil(s, op, {last(op.output)}); }
   void spoiled(Stream& s, const SoftCap& op) { run_and_spoil(s, op, {last(op.output)}); }
   void spoiled(Stream& s, const SoftCapBackward& op) { run_and_spoil(s, op, {last(op.d_input)}); }
   void spoiled(Stream& s, const Copy& op) { run_and_spoil(s, op, {last(op.output)}); }

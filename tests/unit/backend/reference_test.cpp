@@ -1,67 +1,14 @@
 // The oracle itself: backward passes against finite differences of the forward ones in f64, every element of every
-// input; attention against the textbook; and results that a hand or a closed formula gives.
-#include <doctest/doctest.h>
-
+// input; and results that a hand or a closed formula gives. Attention: reference_attention_test.cpp.
 #include <cmath>
-#include <functional>
 #include <numbers>
 #include <string>
 
-#include "softmax_attention.h"
+#include "oracle.h"
 #include "support/numbers.h"
 
 using namespace scaletrain;
 using namespace scaletrain::parity;
-
-namespace {
-
-double dot(const Values& a, const Values& b) {
-  REQUIRE(a.size() == b.size());
-  double sum = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
-  return sum;
-}
-
-Values zeros(std::int64_t count) {
-  return Values(static_cast<std::size_t>(count), 0.0);
-}
-
-// Central differences of fourth order: with a step of 1e-3 both their error and the rounding are near 1e-11.
-void check_gradient(const char* name, Values x, const std::function<double(const Values&)>& loss,
-                    const Values& gradient) {
-  CAPTURE(name);
-  REQUIRE(x.size() == gradient.size());
-  REQUIRE_FALSE(x.empty());
-  constexpr double step = 1e-3;
-  for (std::size_t e = 0; e < x.size(); ++e) {
-    CAPTURE(e);
-    const double before = x[e];
-    const auto at = [&](double offset) {
-      x[e] = before + offset;
-      const double value = loss(x);
-      x[e] = before;
-      return value;
-    };
-    const double slope = (8.0 * (at(step) - at(-step)) - (at(2 * step) - at(-2 * step))) / (12.0 * step);
-    CHECK(std::fabs(slope - gradient[e]) <= 1e-8 * std::max(1.0, std::fabs(slope)));
-  }
-}
-
-// A device of the f64 reference that owns its backend.
-struct Oracle {
-  std::unique_ptr<Backend> backend = make_reference_backend(DType::f64);
-  Device device{*backend};
-};
-
-void check_close(const Values& found, const Values& expected, double tolerance = 1e-12) {
-  REQUIRE(found.size() == expected.size());
-  for (std::size_t e = 0; e < found.size(); ++e) {
-    CAPTURE(e);
-    CHECK(std::fabs(found[e] - expected[e]) <= tolerance * std::max(1.0, std::fabs(expected[e])));
-  }
-}
-
-}  // namespace
 
 TEST_CASE("linear_map_of_small_numbers_by_hand") {
   Oracle oracle;
@@ -332,117 +279,12 @@ TEST_CASE("rope_inverse_is_its_gradient") {
       rotated(r, 2, 6, positions, true));
 }
 
-namespace {
-
-AttentionProblem attention_problem() {
-  AttentionProblem problem;
-  problem.shape = {.batch = 2,
-                   .num_queries = 4,
-                   .num_keys = 6,
-                   .heads = 4,
-                   .kv_heads = 2,
-                   .head_size = 3,
-                   .first_query = 5,
-                   .first_key = 3,
-                   .scale = 0.7};
-  problem.query = normal("query", 2 * 4 * 4 * 3);
-  problem.key = normal("key", 2 * 6 * 2 * 3);
-  problem.value = normal("value", 2 * 6 * 2 * 3);
-  problem.d_output = normal("d_output", 2 * 4 * 4 * 3);
-  problem.document_start = {0, 4, 6, 6, 3, 3, 3, 8};
-  return problem;
-}
-
-AttentionResult reference_attention(const AttentionProblem& problem) {
-  Oracle oracle;
-  Device& device = oracle.device;
-  const AttentionShape& s = problem.shape;
-  const std::int64_t query_width = s.heads * s.head_size;
-  const std::int64_t key_width = s.kv_heads * s.head_size;
-  const auto query_view = [&](const Values& values) {
-    return HeadsView{device.put(values, {s.batch * s.num_queries, query_width}), query_width};
-  };
-  const auto key_view = [&](const Values& values) {
-    return HeadsView{device.put(values, {s.batch * s.num_keys, key_width}), key_width};
-  };
-  const auto constant = [](const HeadsView& heads) { return ConstHeadsView{heads.values, heads.row_stride}; };
-  const HeadsView query = query_view(problem.query);
-  const HeadsView key = key_view(problem.key);
-  const HeadsView value = key_view(problem.value);
-  const HeadsView output = query_view(zeros(static_cast<std::int64_t>(problem.query.size())));
-  const View log_sum_exp = device.put(zeros(s.batch * s.heads * s.num_queries), {s.batch, s.heads, s.num_queries});
-  const View documents =
-      problem.document_start.empty() ? View() : device.put_ids(problem.document_start, {s.batch, s.num_queries});
-  device.run(AttentionForward{.shape = s,
-                              .query = constant(query),
-                              .key = constant(key),
-                              .value = constant(value),
-                              .document_start = documents,
-                              .output = output,
-                              .log_sum_exp = log_sum_exp});
-  const HeadsView d_query = query_view(problem.query);  // overwritten
-  const HeadsView d_key = key_view(problem.key);
-  const HeadsView d_value = key_view(problem.value);
-  device.run(AttentionBackward{.shape = s,
-                               .query = constant(query),
-                               .key = constant(key),
-                               .value = constant(value),
-                               .output = constant(output),
-                               .d_output = constant(query_view(problem.d_output)),
-                               .log_sum_exp = log_sum_exp,
-                               .document_start = documents,
-                               .d_query = d_query,
-                               .d_key = d_key,
-                               .d_value = d_value});
-  AttentionResult result;
-  result.output = Device::get(output.values);
-  result.log_sum_exp = Device::get(log_sum_exp);
-  result.d_query = Device::get(d_query.values);
-  result.d_key = Device::get(d_key.values);
-  result.d_value = Device::get(d_value.values);
-  return result;
-}
-
-}  // namespace
-
-TEST_CASE("attention_agrees_with_the_textbook") {
-  AttentionProblem problem = attention_problem();
-  for (const bool documents : {true, false}) {
-    CAPTURE(documents);
-    if (!documents) problem.document_start.clear();
-    const AttentionResult expected = softmax_attention(problem);
-    const AttentionResult found = reference_attention(problem);
-    check_close(found.output, expected.output);
-    check_close(found.log_sum_exp, expected.log_sum_exp);
-    check_close(found.d_query, expected.d_query);
-    check_close(found.d_key, expected.d_key);
-    check_close(found.d_value, expected.d_value);
-  }
-}
-
-TEST_CASE("attention_with_a_window_and_capped_scores_agrees_with_the_textbook") {
-  AttentionProblem problem = attention_problem();
-  for (const auto& limits : {std::pair<std::int64_t, double>{1, 0.0}, {3, 0.0}, {0, 0.5}, {2, 1.5}}) {
-    problem.shape.window = limits.first;
-    problem.shape.softcap = limits.second;
-    CAPTURE(problem.shape.window);
-    CAPTURE(problem.shape.softcap);
-    const AttentionResult expected = softmax_attention(problem);
-    const AttentionResult found = reference_attention(problem);
-    check_close(found.output, expected.output);
-    check_close(found.log_sum_exp, expected.log_sum_exp);
-    check_close(found.d_query, expected.d_query);
-    check_close(found.d_key, expected.d_key);
-    check_close(found.d_value, expected.d_value);
-  }
-}
-
 TEST_CASE("caps_and_factors_are_what_they_say") {
   Oracle oracle;
   Device& device = oracle.device;
   const View input = device.put({0, 1, -30, 1000}, {4});
   const View output = device.put(zeros(4), {4});
-  device.run(Scale{.input = input, .output = output, .factor = -0.5});
+  device.run(Scale{.input = input.reshape({2, 2}), .output = output.reshape({2, 2}), .factor = -0.5});
   check_close(Device::get(output), {0, -0.5, 15, -500});
   device.run(SoftCap{.input = input, .output = output, .cap = 30.0});
   check_close(Device::get(output), {0, 30 * std::tanh(1 / 30.0), -30 * std::tanh(1.0), 30});
@@ -450,52 +292,6 @@ TEST_CASE("caps_and_factors_are_what_they_say") {
       SoftCapBackward{.input = input, .d_output = device.put({2, 2, 2, 2}, {4}), .d_input = output, .cap = 30.0});
   const auto slope = [](double x) { return 1 / (std::cosh(x / 30.0) * std::cosh(x / 30.0)); };
   check_close(Device::get(output), {2, 2 * slope(1), 2 * slope(30), 0});
-}
-
-TEST_CASE("attention_gradients_match_finite_differences") {
-  const AttentionProblem problem = attention_problem();
-  const AttentionResult result = reference_attention(problem);
-  struct Row {
-    const char* name;
-    Values AttentionProblem::*operand;
-    Values AttentionResult::*gradient;
-  };
-  const Row rows[] = {{"query", &AttentionProblem::query, &AttentionResult::d_query},
-                      {"key", &AttentionProblem::key, &AttentionResult::d_key},
-                      {"value", &AttentionProblem::value, &AttentionResult::d_value}};
-  for (const Row& row : rows) {
-    const auto loss = [&](const Values& x) {
-      AttentionProblem changed = problem;
-      changed.*row.operand = x;
-      return dot(reference_attention(changed).output, problem.d_output);
-    };
-    check_gradient(row.name, problem.*row.operand, loss, result.*row.gradient);
-  }
-}
-
-TEST_CASE("attention_of_one_visible_key_copies_its_value") {
-  AttentionProblem problem;
-  problem.shape = {.batch = 1, .num_queries = 3, .num_keys = 3, .heads = 1, .kv_heads = 1, .head_size = 2};
-  problem.query = normal("one query", 6);
-  problem.key = normal("one key", 6);
-  problem.value = normal("one value", 6);
-  problem.d_output = normal("one d_output", 6);
-  problem.document_start = {0, 1, 2};  // every token its own document
-  check_close(reference_attention(problem).output, problem.value, 1e-15);
-}
-
-TEST_CASE("attention_stays_finite_for_huge_scores") {
-  AttentionProblem problem = attention_problem();
-  for (double& value : problem.query) value *= 1000;
-  const AttentionResult result = reference_attention(problem);
-  for (const Values* values : {&result.output, &result.log_sum_exp, &result.d_query, &result.d_key, &result.d_value})
-    for (const double value : *values) CHECK(std::isfinite(value));
-}
-
-TEST_CASE("attention_of_a_query_that_sees_nothing_is_a_bug") {
-  AttentionProblem problem = attention_problem();
-  problem.document_start[0] = 6;  // the first query is at position 5
-  CHECK_THROWS_AS(reference_attention(problem), BugError);
 }
 
 TEST_CASE("embedding_rows_are_looked_up_and_gradients_of_repeated_ids_add_up") {

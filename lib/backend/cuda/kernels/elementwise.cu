@@ -29,6 +29,16 @@ struct GeluTanh {
   }
 };
 
+// As SoftCap.
+struct Cap {
+  float cap;
+  __device__ float value(float x) const { return cap * tanhf(x / cap); }
+  __device__ float derivative(float x) const {
+    const float t = tanhf(x / cap);
+    return 1.0F - t * t;
+  }
+};
+
 __device__ inline float logistic(float x) {
   return 1.0F / (1.0F + expf(-x));
 }
@@ -48,18 +58,18 @@ struct GeluTanhGate {
 };
 
 template <class S, int width, class Function>
-__global__ void activate(const S* input, S* output, std::int64_t count) {
+__global__ void apply(const S* input, S* output, Function function, std::int64_t count) {
   const std::int64_t first = first_element<width>();
   if (first >= count) return;
   float x[width];
   load(input + first, count - first, x);
 #pragma unroll
-  for (int i = 0; i < width; ++i) x[i] = Function::value(x[i]);
+  for (int i = 0; i < width; ++i) x[i] = function.value(x[i]);
   store(output + first, count - first, x);
 }
 
 template <class S, int width, class Function>
-__global__ void activate_backward(const S* input, const S* d_output, S* d_input, std::int64_t count) {
+__global__ void apply_backward(const S* input, const S* d_output, S* d_input, Function function, std::int64_t count) {
   const std::int64_t first = first_element<width>();
   if (first >= count) return;
   float x[width];
@@ -67,8 +77,35 @@ __global__ void activate_backward(const S* input, const S* d_output, S* d_input,
   load(input + first, count - first, x);
   load(d_output + first, count - first, d);
 #pragma unroll
-  for (int i = 0; i < width; ++i) d[i] *= Function::derivative(x[i]);
+  for (int i = 0; i < width; ++i) d[i] *= function.derivative(x[i]);
   store(d_input + first, count - first, d);
+}
+
+// A function of each element. The operation's input and output may be one.
+template <class S, class Function>
+void issue_function(const Issue& issue, const ConstView& from, const View& to, Function function) {
+  const auto* input = address<S>(from);
+  auto* output = address<S>(to);
+  const std::int64_t count = to.num_elements();
+  if (count == 0) return;
+  with_width<S>(fits_packs<S>(0, input, output), [&](auto width) {
+    launch(issue.stream, {blocks_for((count + width - 1) / width), threads_of_block}, apply<S, width, Function>, input,
+           output, function, count);
+  });
+}
+
+// Its derivative at each element of the input, times d_output. d_input may be either.
+template <class S, class Descriptor, class Function>
+void issue_derivative(const Issue& issue, const Descriptor& op, Function function) {
+  const auto* input = address<S>(op.input);
+  const auto* d_output = address<S>(op.d_output);
+  auto* d_input = address<S>(op.d_input);
+  const std::int64_t count = op.d_input.num_elements();
+  if (count == 0) return;
+  with_width<S>(fits_packs<S>(0, input, d_output, d_input), [&](auto width) {
+    launch(issue.stream, {blocks_for((count + width - 1) / width), threads_of_block},
+           apply_backward<S, width, Function>, input, d_output, d_input, function, count);
+  });
 }
 
 // Where a thread's elements of a gated activation lie: `features` is a multiple of the width, or the width is 1.
@@ -201,46 +238,6 @@ __global__ void rotate(S* values, std::int64_t row_stride, std::int64_t heads, i
   }
 }
 
-// --- factors, caps ---
-
-template <class S, int width>
-__global__ void scale(const S* input, S* output, float factor, std::int64_t count) {
-  const std::int64_t first = first_element<width>();
-  if (first >= count) return;
-  float x[width];
-  load(input + first, count - first, x);
-#pragma unroll
-  for (int i = 0; i < width; ++i) x[i] *= factor;
-  store(output + first, count - first, x);
-}
-
-template <class S, int width>
-__global__ void soft_cap(const S* input, S* output, float cap, std::int64_t count) {
-  const std::int64_t first = first_element<width>();
-  if (first >= count) return;
-  float x[width];
-  load(input + first, count - first, x);
-#pragma unroll
-  for (int i = 0; i < width; ++i) x[i] = cap * tanhf(x[i] / cap);
-  store(output + first, count - first, x);
-}
-
-template <class S, int width>
-__global__ void soft_cap_backward(const S* input, const S* d_output, S* d_input, float cap, std::int64_t count) {
-  const std::int64_t first = first_element<width>();
-  if (first >= count) return;
-  float x[width];
-  float d[width];
-  load(input + first, count - first, x);
-  load(d_output + first, count - first, d);
-#pragma unroll
-  for (int i = 0; i < width; ++i) {
-    const float t = tanhf(x[i] / cap);
-    d[i] *= 1.0F - t * t;
-  }
-  store(d_input + first, count - first, d);
-}
-
 // --- sums, copies ---
 
 template <class S, int width>
@@ -270,8 +267,8 @@ void issue_add(const Issue& issue, const Add& op) {
 
 // `packs` of a row's columns, each of `width`; a thread has one.
 template <class S, int width>
-__global__ void scale_columns(const S* input, std::int64_t input_stride, S* output, std::int64_t output_stride,
-                              std::int64_t rows, std::int64_t packs, std::int64_t columns, float factor) {
+__global__ void scale(const S* input, std::int64_t input_stride, S* output, std::int64_t output_stride,
+                      std::int64_t rows, std::int64_t packs, std::int64_t columns, float factor) {
   const std::int64_t item = first_element<1>();
   if (item >= rows * packs) return;
   const std::int64_t row = item / packs;
@@ -369,12 +366,7 @@ void compute(const Issue& issue, const ActivationForward& op) {
     });
     return;
   }
-  with_function(op.type, [&](auto function) {
-    with_width<S>(fits_packs<S>(0, input, output), [&](auto width) {
-      launch(issue.stream, {blocks_for((count + width - 1) / width), threads_of_block},
-             activate<S, width, decltype(function)>, input, output, count);
-    });
-  });
+  with_function(op.type, [&](auto function) { issue_function<S>(issue, op.input, op.output, function); });
 }
 
 template <class S>
@@ -394,12 +386,7 @@ void compute(const Issue& issue, const ActivationBackward& op) {
     });
     return;
   }
-  with_function(op.type, [&](auto function) {
-    with_width<S>(fits_packs<S>(0, input, d_output, d_input), [&](auto width) {
-      launch(issue.stream, {blocks_for((count + width - 1) / width), threads_of_block},
-             activate_backward<S, width, decltype(function)>, input, d_output, d_input, count);
-    });
-  });
+  with_function(op.type, [&](auto function) { issue_derivative<S>(issue, op, function); });
 }
 
 template <class S>
@@ -425,55 +412,30 @@ void compute(const Issue& issue, const Add& op) {
 }
 
 template <class S>
-void compute(const Issue& issue, const ScaleColumns& op) {
+void compute(const Issue& issue, const Scale& op) {
   if (op.output.num_elements() == 0) return;
   const auto* input = address<S>(op.input);
   auto* output = address<S>(op.output);
   const std::int64_t rows = op.input.shape()[0];
   const std::int64_t columns = op.input.shape()[1];
-  const bool fits = fits_packs<S>(op.input_stride, input) && fits_packs<S>(op.output_stride, output);
+  const std::int64_t input_stride = op.input_row_stride();
+  const std::int64_t output_stride = op.output_row_stride();
+  const bool fits = fits_packs<S>(input_stride, input) && fits_packs<S>(output_stride, output);
   with_width<S>(fits, [&](auto width) {
     const std::int64_t packs = (columns + width - 1) / width;
-    launch(issue.stream, {blocks_for(rows * packs), threads_of_block}, scale_columns<S, width>, input, op.input_stride,
-           output, op.output_stride, rows, packs, columns, static_cast<float>(op.scale));
-  });
-}
-
-template <class S>
-void compute(const Issue& issue, const Scale& op) {
-  const auto* input = address<S>(op.input);
-  auto* output = address<S>(op.output);
-  const std::int64_t count = op.output.num_elements();
-  if (count == 0) return;
-  with_width<S>(fits_packs<S>(0, input, output), [&](auto width) {
-    launch(issue.stream, {blocks_for((count + width - 1) / width), threads_of_block}, scale<S, width>, input, output,
-           static_cast<float>(op.factor), count);
+    launch(issue.stream, {blocks_for(rows * packs), threads_of_block}, scale<S, width>, input, input_stride, output,
+           output_stride, rows, packs, columns, static_cast<float>(op.factor));
   });
 }
 
 template <class S>
 void compute(const Issue& issue, const SoftCap& op) {
-  const auto* input = address<S>(op.input);
-  auto* output = address<S>(op.output);
-  const std::int64_t count = op.output.num_elements();
-  if (count == 0) return;
-  with_width<S>(fits_packs<S>(0, input, output), [&](auto width) {
-    launch(issue.stream, {blocks_for((count + width - 1) / width), threads_of_block}, soft_cap<S, width>, input, output,
-           static_cast<float>(op.cap), count);
-  });
+  issue_function<S>(issue, op.input, op.output, Cap{static_cast<float>(op.cap)});
 }
 
 template <class S>
 void compute(const Issue& issue, const SoftCapBackward& op) {
-  const auto* input = address<S>(op.input);
-  const auto* d_output = address<S>(op.d_output);
-  auto* d_input = address<S>(op.d_input);
-  const std::int64_t count = op.d_input.num_elements();
-  if (count == 0) return;
-  with_width<S>(fits_packs<S>(0, input, d_output, d_input), [&](auto width) {
-    launch(issue.stream, {blocks_for((count + width - 1) / width), threads_of_block}, soft_cap_backward<S, width>,
-           input, d_output, d_input, static_cast<float>(op.cap), count);
-  });
+  issue_derivative<S>(issue, op, Cap{static_cast<float>(op.cap)});
 }
 
 template <class S>
@@ -513,7 +475,6 @@ SCALETRAIN_FOR_COMPUTE_TYPES(ActivationForward)
 SCALETRAIN_FOR_COMPUTE_TYPES(ActivationBackward)
 SCALETRAIN_FOR_COMPUTE_TYPES(RopeRotate)
 SCALETRAIN_FOR_COMPUTE_TYPES(Add)
-SCALETRAIN_FOR_COMPUTE_TYPES(ScaleColumns)
 SCALETRAIN_FOR_COMPUTE_TYPES(Scale)
 SCALETRAIN_FOR_COMPUTE_TYPES(SoftCap)
 SCALETRAIN_FOR_COMPUTE_TYPES(SoftCapBackward)

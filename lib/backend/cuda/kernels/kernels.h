@@ -36,8 +36,6 @@ void compute(const Issue& issue, const RopeRotate& op);
 template <class S>
 void compute(const Issue& issue, const Add& op);
 template <class S>
-void compute(const Issue& issue, const ScaleColumns& op);
-template <class S>
 void compute(const Issue& issue, const Scale& op);
 template <class S>
 void compute(const Issue& issue, const SoftCap& op);
