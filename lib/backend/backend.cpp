@@ -285,12 +285,18 @@ void check_operation(const Backend& backend, const EmbeddingBackward& op) {
   check.disjoint("d_position_table", op.d_position_table, {op.d_output, op.ids, op.positions});
 }
 
+void check_shape(const Checker& check, const LossShape& shape) {
+  check.require("shape.label_smoothing", shape.label_smoothing >= 0 && shape.label_smoothing < 1, "a number in [0, 1)");
+  check.require("shape.z_loss", shape.z_loss >= 0 && std::isfinite(shape.z_loss), "a finite number of at least 0");
+}
+
 void check_operation(const Backend& backend, const CrossEntropy& op) {
   const Checker check("CrossEntropy", backend);
   check.matrix("logits", op.logits, check.compute());
   check.require("logits", check_classes(check, op.logits, op.num_classes) > 0, "at least one column");
   check.operand("targets", op.targets, DType::i32, Shape{op.logits.shape()[0]});
   check.require("d_scale", std::isfinite(op.d_scale), "a finite number");
+  check_shape(check, op.shape);
   check.operand("loss_sum", op.loss_sum, DType::f64, Shape{1});
 }
 
@@ -314,6 +320,7 @@ void check_operation(const Backend& backend, const CrossEntropyParts& op) {
   check.require("statistics", op.statistics.shape()[0] > 0, "those of at least one rank");
   check.operand("statistics", op.statistics, check.master(), Shape{op.statistics.shape()[0], rows, 3});
   check.require("d_scale", std::isfinite(op.d_scale), "a finite number");
+  check_shape(check, op.shape);
   check.operand("loss_sum", op.loss_sum, DType::f64, Shape{1});
   check.disjoint("logits", op.logits, {op.targets, op.statistics});
 }

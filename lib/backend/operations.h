@@ -299,15 +299,29 @@ struct EmbeddingBackward {
   bool operator==(const EmbeddingBackward&) const = default;
 };
 
+// What is optimised beside the cross-entropy of a row: it has
+//   (1 - ε) · -log p(target) + ε/V · Σᵥ -log p(v) + c · log(Z)²,   Z = Σᵥ exp(logit v),
+// over all V classes. ε smooths the targets (Szegedy et al. 2016, as PyTorch's label_smoothing), c keeps Z near one
+// (PaLM, Chowdhery et al. 2022). Both shape the gradient alone: the loss that is added up is -log p(target) always, so
+// that losses compare, whatever is optimised.
+struct LossShape {
+  double label_smoothing = 0.0;  // ε, below 1
+  double z_loss = 0.0;           // c
+  explicit operator bool() const { return label_smoothing != 0.0 || z_loss != 0.0; }
+  bool operator==(const LossShape&) const = default;
+};
+
 // Softmax cross-entropy over rows of logits[N,W] with targets[N] (i32, -1: masked). Adds the sum over unmasked rows of
 // -log p(target) to loss_sum (in row order over partial sums of fixed size, so that threads do not change it).
-// With a gradient (d_scale != 0): logits are replaced by d_scale · (softmax - onehot(target)), masked rows by zero.
+// With a gradient (d_scale != 0): logits are replaced by d_scale · (softmax - onehot(target)), masked rows by zero;
+// with a shape by d_scale · (softmax · (1 + 2c·log Z) - (1 - ε)·onehot(target) - ε/V).
 struct CrossEntropy {
   View logits;
   ConstView targets;
   double d_scale = 0.0;
   View loss_sum;                 // [1] f64
   std::int64_t num_classes = 0;  // V; 0: W
+  LossShape shape{};
   bool operator==(const CrossEntropy&) const = default;
 };
 
@@ -335,6 +349,7 @@ struct CrossEntropyParts {
   double d_scale = 0.0;
   View loss_sum;                 // [1] f64
   std::int64_t num_classes = 0;  // as above
+  LossShape shape{};
   bool operator==(const CrossEntropyParts&) const = default;
 };
 
@@ -489,12 +504,27 @@ struct AdamDirection {
   ConstView step;  // StepScalars, [7] f64
 };
 
+// average = average + (1 - decay)·(param - average), element by element, in f32 (f64 in the f64 reference): with decay
+// 0 it is the param, where the average is 0.
+struct AverageStep {
+  View average;     // [n]
+  ConstView param;  // [n]
+  double decay = 0.999;
+  bool operator==(const AverageStep&) const = default;
+};
+
+// a and b change places. Of the master type.
+struct Swap {
+  View a, b;  // [n]
+  bool operator==(const Swap&) const = default;
+};
+
 // Every operation. A new one joins here; it needs a check in backend.cpp and a kernel in the folder of each device, and
 // nothing compiles without them.
 using Operation = std::variant<LinearForward, LinearBackwardInput, LinearBackwardWeight, NormForward, NormBackwardInput,
                                NormBackwardWeight, ActivationForward, ActivationBackward, RopeRotate, AttentionForward,
                                AttentionBackward, EmbeddingForward, EmbeddingBackward, CrossEntropy, SoftmaxStatistics,
                                CrossEntropyParts, Add, Scale, SoftCap, SoftCapBackward, Copy, Fill, SumsOfSquares,
-                               AdamWStep, SgdStep, LionStep, AdemamixStep, AdamDirection>;
+                               AdamWStep, SgdStep, LionStep, AdemamixStep, AdamDirection, AverageStep, Swap>;
 
 }  // namespace scaletrain

@@ -93,4 +93,21 @@ void check_operation(const Backend& backend, const AdamDirection& op) {
   check_adam(check, op);
 }
 
+void check_operation(const Backend& backend, const AverageStep& op) {
+  const Checker check("AverageStep", backend);
+  check.dims("average", op.average, 1);
+  check.operand("average", op.average, check.master(), op.average.shape());
+  check.operand("param", op.param, check.master(), op.average.shape());
+  check.require("decay", op.decay >= 0 && op.decay < 1, "a number in [0, 1)");
+  check.disjoint("average", op.average, {op.param});
+}
+
+void check_operation(const Backend& backend, const Swap& op) {
+  const Checker check("Swap", backend);
+  check.dims("a", op.a, 1);
+  check.operand("a", op.a, check.master(), op.a.shape());
+  check.operand("b", op.b, check.master(), op.a.shape());
+  check.disjoint("a", op.a, {op.b});
+}
+
 }  // namespace scaletrain

@@ -71,6 +71,9 @@ struct Checkpoint::Impl {
   // Appends what reading a box consists of.
   void plan_read(const ManifestTensor& tensor, const Box& box, View out, std::vector<Read>& reads);
   const ManifestTensor& find(const std::string& name) const;
+  // The tensor of a parameter: its weights, or their average where that is to take their place.
+  const ManifestTensor& find_weights(const std::string& name) const;
+  bool uses_averages = false;
   void plan_range(const ParamStore& store, const ParamRange& range, StateKind kind, std::size_t state,
                   std::vector<Read>& reads);
 };
@@ -178,12 +181,18 @@ const ManifestTensor& Checkpoint::Impl::find(const std::string& name) const {
   return *found->second;
 }
 
+const ManifestTensor& Checkpoint::Impl::find_weights(const std::string& name) const {
+  const auto average = uses_averages ? tensors.find(state_tensor_name(name, average_state)) : tensors.end();
+  return average == tensors.end() ? find(name) : *average->second;
+}
+
 void Checkpoint::Impl::plan_range(const ParamStore& store, const ParamRange& range, StateKind kind, std::size_t state,
                                   std::vector<Read>& reads) {
   const Parameter& parameter = store.table().parameters()[static_cast<std::size_t>(range.parameter)];
   const std::string& owner = parameter.tied_to ? *parameter.tied_to : parameter.name;
-  const ManifestTensor& tensor =
-      find(kind == StateKind::optimizer ? state_tensor_name(owner, store.options().state_names[state]) : owner);
+  const ManifestTensor& tensor = kind == StateKind::optimizer
+                                     ? find(state_tensor_name(owner, store.options().state_names[state]))
+                                     : find_weights(owner);
   if (tensor.shape != parameter.shape) {
     throw InputError(fmt::format("{}: tensor {} has the shape {}, this model needs {}", manifest_name(),
                                  quoted(tensor.name), to_text(tensor.shape), to_text(parameter.shape)));
@@ -228,7 +237,7 @@ const std::filesystem::path& Checkpoint::path() const {
 
 void Checkpoint::read(const std::string& tensor, const Box& box, View out) const {
   std::vector<Impl::Read> reads;
-  impl_->plan_read(impl_->find(tensor), box, out, reads);
+  impl_->plan_read(impl_->find_weights(tensor), box, out, reads);
   HostAccess access;
   for (const Impl::Read& read : reads) impl_->run(read, access);
 }
@@ -257,6 +266,21 @@ void Checkpoint::load(ParamStore& store, Stream& stream, bool with_optimizer_sta
   }
   access.finish();
   store.values_changed(stream);
+}
+
+void Checkpoint::use_averages() {
+  const std::string suffix = state_tensor_name("", average_state);
+  if (std::none_of(impl_->tensors.begin(), impl_->tensors.end(),
+                   [&](const auto& tensor) { return tensor.first.ends_with(suffix); }))
+    throw InputError(
+        fmt::format("{}: the checkpoint holds no averages of its weights: it was trained without "
+                    "train.ema",
+                    impl_->folder.string()));
+  const auto updates = impl_->manifest.scalars.find("updates");
+  if (updates != impl_->manifest.scalars.end() && updates->second == "0")
+    throw InputError(fmt::format("{}: the checkpoint has no averages yet: it was saved before the first update",
+                                 impl_->folder.string()));
+  impl_->uses_averages = true;
 }
 
 void Checkpoint::verify() const {

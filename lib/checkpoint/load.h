@@ -38,6 +38,9 @@ class Checkpoint {
   // left alone, and what the store holds of an adapters' base is, too. work: counts the stretches that have been read,
   // of some MiB at most.
   void load(ParamStore& store, Stream& stream, bool with_optimizer_state, WorkCount* work = nullptr) const;
+  // From here on read() and load() give of every parameter that has one the average that train.ema kept of it, in place
+  // of its weights. InputError if the checkpoint has none, or none yet.
+  void use_averages();
   // Reads every byte of every file against its checksums.
   void verify() const;
 

@@ -5,6 +5,9 @@
 
 namespace scaletrain {
 
+// The average that train.ema keeps.
+inline const std::string average_state = "ema";
+
 inline std::string state_tensor_name(const std::string& parameter, const std::string& state) {
   return parameter + "/" + state;
 }

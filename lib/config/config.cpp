@@ -3,8 +3,10 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
+#include "config/batch_ramp.h"
 
 namespace scaletrain {
 
@@ -14,6 +16,12 @@ std::int64_t default_warmup(std::int64_t steps) {
   constexpr std::int64_t share = 20;
   constexpr std::int64_t most = 2000;
   return std::clamp<std::int64_t>(steps / share, 1, most);
+}
+
+double peak_learning_rate(const OptimizerConfig& config, std::int64_t global_batch) {
+  if (!config.scale_with_batch) return config.learning_rate;
+  const double ratio = static_cast<double>(global_batch) / static_cast<double>(config.scale_with_batch->base);
+  return config.learning_rate * (config.scale_with_batch->rule == BatchScaling::linear ? ratio : std::sqrt(ratio));
 }
 
 bool reads_instructions(const DataConfig& data) {
@@ -64,9 +72,8 @@ std::optional<std::int64_t> TrainConfig::num_steps(std::int64_t context) const {
   if (steps) return steps;
   if (epochs) return std::nullopt;
   SCALETRAIN_CHECK(tokens.has_value());
-  const std::int64_t tokens_per_step = global_batch * context;  // validation has ruled out an overflow
-  SCALETRAIN_CHECK_LT(0, tokens_per_step);
-  return *tokens / tokens_per_step + (*tokens % tokens_per_step == 0 ? 0 : 1);
+  SCALETRAIN_CHECK_LT(0, context);
+  return steps_to_samples(*this, 0, *tokens / context + (*tokens % context == 0 ? 0 : 1));
 }
 
 }  // namespace scaletrain

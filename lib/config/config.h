@@ -36,7 +36,10 @@ enum class InstructionLoss { answers, all };
 enum class DataCheck { changed, all };
 enum class BadRecordPolicy { fail, skip };
 enum class OptimizerKind { adamw, sgd, lion, lamb, lars, ademamix };
-enum class LrScheduleKind { cosine, linear, constant, wsd };
+enum class LrScheduleKind { cosine, linear, constant, inverse_sqrt, wsd, cosine_restarts };
+// How the learning rate of wsd falls in its last part.
+enum class DecayShape { linear, cosine, one_minus_sqrt };
+enum class BatchScaling { linear, sqrt };
 enum class RecomputeKind { none, selective, full };
 enum class OffloadKind { none, host };
 enum class ZeroReduceKind { use, step };
@@ -63,8 +66,12 @@ struct RunConfig {
 struct InitConfig {
   InitKind type = InitKind::normal;
   double std = 0.02;
-  bool scale_residual = true;       // output projections of the residual branches: std / sqrt(2 * layers)
+  // Weights of the projections back into the residual stream are divided by sqrt(2 * layers); nothing: those of type
+  // normal.
+  std::optional<bool> scale_residual;
   std::optional<std::string> from;  // a Hugging Face folder
+
+  bool scales_residual() const { return scale_residual.value_or(type == InitKind::normal); }
 };
 
 // How rotation frequencies are divided, for contexts longer than those that a model was first made for.
@@ -194,6 +201,13 @@ void add_held_out_sets(DataConfig& data);
 // What names a set in messages: "data.validation.0", or "data.train.2.split".
 std::string validation_key(const DataConfig& data, std::size_t set);
 
+// The learning rate is that of another batch, from which it is scaled to the run's.
+struct BatchScalingConfig {
+  BatchScaling rule = BatchScaling::linear;  // times the batch over the base, or the root of that
+  std::int64_t base = 256;                   // samples per optimizer step
+  bool operator==(const BatchScalingConfig&) const = default;
+};
+
 struct OptimizerConfig {
   OptimizerKind type = OptimizerKind::adamw;
   double learning_rate = 6e-4;
@@ -210,16 +224,27 @@ struct OptimizerConfig {
   double alpha = 5.0;                         // ademamix: weight of the slow mean
   double beta3 = 0.9999;                      // ademamix: decay of the slow mean
   std::optional<std::int64_t> slow_warmup{};  // ademamix: updates in which both grow; nothing: auto, the run's steps
+  std::optional<BatchScalingConfig> scale_with_batch{};
 };
 
 struct LrScheduleConfig {
   LrScheduleKind type = LrScheduleKind::cosine;
   std::optional<std::int64_t> warmup;  // steps; nothing: auto, default_warmup()
-  double min_ratio = 0.1;              // of learning_rate, reached at the last step
+  double min_ratio = 0.1;              // of learning_rate: it never falls below, and what it falls to
+  // wsd: how long its last part is, in steps, or else as a share of the run, warm-up included.
+  std::optional<std::int64_t> decay_steps{};
+  double decay_share = 0.2;
+  DecayShape decay_shape = DecayShape::linear;
+  // cosine_restarts: steps of the first cycle, and how many times as long each is as the one before it.
+  std::int64_t restart_steps = 1000;
+  double restart_factor = 1.0;
 };
 
 // The warm-up of a run of so many steps whose config names none: a twentieth of them, at least 1 and at most 2000.
 std::int64_t default_warmup(std::int64_t steps);
+
+// The learning rate that schedules begin from: learning_rate, scaled with the batch where that is asked for.
+double peak_learning_rate(const OptimizerConfig& config, std::int64_t global_batch);
 
 struct NonfiniteConfig {
   std::int64_t skip = 10;  // consecutive non-finite steps to skip before stopping with code 5
@@ -229,6 +254,21 @@ struct SpikeConfig {
   std::int64_t window = 128;
   double zscore = 6.0;
   SpikeAction action = SpikeAction::warn;
+};
+
+// An exponential moving average of the weights that are trained, beside them.
+struct EmaConfig {
+  double decay = 0.999;  // average = decay * average + (1 - decay) * weights, after each update
+  bool operator==(const EmaConfig&) const = default;
+};
+
+// The batch grows with the steps: from `from` samples by `by` at a time, at even distances, to train.global_batch,
+// which it has from step `steps` + 1 on.
+struct BatchRampConfig {
+  std::int64_t from = 0;
+  std::int64_t by = 0;
+  std::int64_t steps = 0;
+  bool operator==(const BatchRampConfig&) const = default;
 };
 
 struct TrainConfig {
@@ -241,6 +281,9 @@ struct TrainConfig {
   LrScheduleConfig lr_schedule;
   std::optional<double> clip_norm = 1.0;  // nothing: no clipping
   double label_smoothing = 0.0;
+  double z_loss = 0.0;  // times the square of log(sum of exp(logits)), of each token, is added to what is optimised
+  std::optional<EmaConfig> ema{};
+  std::optional<BatchRampConfig> batch_ramp{};
   RecomputeKind recompute = RecomputeKind::none;  // changes no bit of a run
   NonfiniteConfig nonfinite;
   std::optional<SpikeConfig> spike;
@@ -320,6 +363,7 @@ struct TaskConfig {
 struct EvaluateConfig {
   std::int64_t every = 100;   // steps; 0: only at the end
   std::int64_t batches = 20;  // global batches per validation set; 0: all of it
+  bool ema = false;           // of train.ema's average in place of the weights
   std::vector<TaskConfig> tasks;
 };
 

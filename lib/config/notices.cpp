@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "config/keys/keys.h"
+#include "config/keys/number_text.h"
 #include "config/validate.h"
 
 namespace scaletrain {
@@ -24,6 +25,7 @@ class Notices {
     add_port();
     add_warmup();
     add_unfreeze();
+    add_learning_rate();
     add_spike();
     add_evaluation();
     add_supervision();
@@ -122,6 +124,16 @@ class Notices {
         notices_.push_back(
             fmt::format("finetune.unfreeze: what joins after {} steps is never trained, because the run has {}",
                         phase.step, *steps));
+  }
+
+  void add_learning_rate() {
+    const TrainConfig& train = config_.train;
+    const auto& scaling = train.optimizer.scale_with_batch;
+    if (!scaling) return;
+    notices_.push_back(fmt::format(
+        "train.optimizer.scale_with_batch: the learning rate is {}: {} of {} samples, scaled to {} ({})",
+        number_text(peak_learning_rate(train.optimizer, train.global_batch)),
+        number_text(train.optimizer.learning_rate), scaling->base, train.global_batch, to_text(scaling->rule)));
   }
 
   void add_spike() {

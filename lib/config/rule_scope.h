@@ -1,10 +1,11 @@
-// What the rules of validate.cpp and data_rules.cpp, which involve more than one key each, ask of the config, and how
-// they refuse. Internal to config.
+// What the rules of validate.cpp, training_rules.cpp and data_rules.cpp, which involve more than one key each, ask of
+// the config, and how they refuse. Internal to config.
 #pragma once
 
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <functional>
 #include <initializer_list>
 #include <optional>
 #include <string>
@@ -50,6 +51,32 @@ class RuleScope {
                              fmt::format("{}: {}", named, message));
   }
 
+  // Whether the file gives the key, and an override one of those that make it idle.
+  bool is_overruled(const std::string& path, std::initializer_list<std::string> by) const {
+    return place_of(context_, path).source == 0 && std::any_of(by.begin(), by.end(), [&](const std::string& ruler) {
+             return is_given(ruler) && place_of(context_, ruler).source > 0;
+           });
+  }
+
+  // A key that nothing reads in this config because of those in `by`. The resolved config spells out every default, so
+  // only another value than that is refused. An override of one of `by` beats the file: the value there is dropped.
+  template <class Value, class Fallback>
+  void refuse_idle(const std::string& path, Value&& value, const Fallback& fallback,
+                   std::initializer_list<std::string> by, const std::string& reason) {
+    refuse_idle_key(
+        path, value == fallback, [&] { value = fallback; }, by, reason);
+  }
+  void refuse_idle_key(const std::string& path, bool is_default, const std::function<void()>& reset,
+                       std::initializer_list<std::string> by, const std::string& reason) {
+    if (!is_given(path) || !are_fine({path}) || is_default) return;
+    if (is_overruled(path, by)) {
+      notices_.push_back(fmt::format("{}: the file's value is not used: {}", path, reason));
+      reset();
+    } else {
+      refuse({path}, fmt::format("has no effect: {}; remove the key, or change {}", reason, *by.begin()));
+    }
+  }
+
   Config& config_;
   Origin origin_;
   const std::optional<WorldSize>& world_;
@@ -58,6 +85,8 @@ class RuleScope {
   std::vector<std::string>& notices_;
 };
 
+// The rules of how a run learns: its schedule, its batch, its average.
+void check_training_rules(const RuleScope& scope);
 // The rules of what is read, measured and watched.
 void check_data_rules(const RuleScope& scope);
 

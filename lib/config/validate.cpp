@@ -20,11 +20,6 @@ namespace scaletrain {
 
 namespace {
 
-std::string parent_path(const std::string& path) {
-  const std::size_t dot = path.rfind('.');
-  return dot == std::string::npos ? std::string() : path.substr(0, dot);
-}
-
 std::optional<std::int64_t> product(std::initializer_list<std::int64_t> factors) {
   std::int64_t out = 1;
   for (const std::int64_t factor : factors) {
@@ -123,32 +118,6 @@ class Rules : private RuleScope {
              "graphs are for GPUs, and this would compute on processors: use false there");
   }
 
-  // Whether the file gives the key, and an override one of those that make it idle.
-  bool is_overruled(const std::string& path, std::initializer_list<std::string> by) const {
-    return place_of(context_, path).source == 0 && std::any_of(by.begin(), by.end(), [&](const std::string& ruler) {
-             return is_given(ruler) && place_of(context_, ruler).source > 0;
-           });
-  }
-
-  // A key that nothing reads in this config because of those in `by`. The resolved config spells out every default, so
-  // only another value than that is refused. An override of one of `by` beats the file: the value there is dropped.
-  template <class Value, class Fallback>
-  void refuse_idle(const std::string& path, Value&& value, const Fallback& fallback,
-                   std::initializer_list<std::string> by, const std::string& reason) {
-    refuse_idle_key(
-        path, value == fallback, [&] { value = fallback; }, by, reason);
-  }
-  void refuse_idle_key(const std::string& path, bool is_default, const std::function<void()>& reset,
-                       std::initializer_list<std::string> by, const std::string& reason) {
-    if (!is_given(path) || !are_fine({path}) || is_default) return;
-    if (is_overruled(path, by)) {
-      notices_.push_back(fmt::format("{}: the file's value is not used: {}", path, reason));
-      reset();
-    } else {
-      refuse({path}, fmt::format("has no effect: {}; remove the key, or change {}", reason, *by.begin()));
-    }
-  }
-
   void check_idle_model_keys() {
     ModelConfig& model = config_.model;
     const ModelConfig* preset = model.preset ? find_model_preset(*model.preset) : nullptr;
@@ -175,9 +144,6 @@ class Rules : private RuleScope {
       refuse_idle("model.init.std", init.std, fallback.std, {"model.init.from"}, reason);
       refuse_idle("model.init.scale_residual", init.scale_residual, fallback.scale_residual, {"model.init.from"},
                   reason);
-    } else if (init.type != InitKind::normal && are_fine({"model.init.type"})) {
-      refuse_idle("model.init.scale_residual", init.scale_residual, fallback.scale_residual, {"model.init.type"},
-                  fmt::format("it is only for model.init.type normal; this one is {}", to_text(init.type)));
     }
   }
 
@@ -259,14 +225,7 @@ class Rules : private RuleScope {
       if (are_fine({keys[0], keys[1]})) refuse({keys[0], keys[1]}, reason);
   }
 
-  void check_idle_train_keys() {
-    check_optimizer();
-    LrScheduleConfig& schedule = config_.train.lr_schedule;
-    if (schedule.type == LrScheduleKind::constant && are_fine({"train.lr_schedule.type"}))
-      refuse_idle("train.lr_schedule.min_ratio", schedule.min_ratio, LrScheduleConfig().min_ratio,
-                  {"train.lr_schedule.type"},
-                  "it is only for a train.lr_schedule.type that falls; this one is constant");
-  }
+  void check_idle_train_keys() { check_optimizer(); }
 
   void check_unfreeze() {
     const std::vector<UnfreezeConfig>& phases = config_.finetune.unfreeze;
@@ -428,6 +387,15 @@ class Rules : private RuleScope {
 
 }  // namespace
 
+namespace {
+
+std::string parent_path(const std::string& path) {
+  const std::size_t dot = path.rfind('.');
+  return dot == std::string::npos ? std::string() : path.substr(0, dot);
+}
+
+}  // namespace
+
 bool is_broken(const ReadContext& context, std::string path) {
   for (; !path.empty(); path = parent_path(path)) {
     if (context.broken.contains(path)) return true;
@@ -486,6 +454,7 @@ void fill_defaults(Config& config, Origin origin, std::optional<DeviceKind> devi
   ModelConfig& model = config.model;
   if (model.hidden % model.heads == 0 && model.head_dim == model.hidden / model.heads) model.head_dim.reset();
   if (model.qkv_bias == model.bias) model.qkv_bias.reset();
+  if (model.init.scale_residual == (model.init.type == InitKind::normal)) model.init.scale_residual.reset();
   if (origin == Origin::user) fill_precision(config, device.value_or(config.run.device), notices);
   if (origin == Origin::user && config.run.directory.empty()) config.run.directory = "runs/" + config.run.name;
 }
@@ -494,6 +463,7 @@ void validate_config(Config& config, Origin origin, const std::optional<WorldSiz
                      std::optional<DeviceKind> device, ReadContext& context, std::vector<std::string>& notices) {
   const RuleScope scope(config, origin, world, device.value_or(config.run.device), context, notices);
   Rules(scope).run();
+  check_training_rules(scope);
   check_data_rules(scope);
 }
 

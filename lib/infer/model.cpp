@@ -135,8 +135,9 @@ struct LoadedModel::Impl {
                                      quoted(std::string_view(tensor.name))));
   }
 
-  void open_checkpoint(const fs::path& path, const std::function<void()>& before_weights) {
-    const Checkpoint checkpoint(path);
+  void open_checkpoint(const fs::path& path, bool averages, const std::function<void()>& before_weights) {
+    Checkpoint checkpoint(path);
+    if (averages) checkpoint.use_averages();
     const std::string where = (path / "manifest.json").string() + ": config";
     config = parse_resolved_config(checkpoint.manifest().config, where);
     if (const auto problems = unsupported_values(config); !problems.empty())
@@ -244,8 +245,11 @@ LoadedModel::LoadedModel(const LocatedModel& location, Backend& backend, Stream&
     if (before_weights) before_weights(*this);
   };
   if (location.source == ModelSource::checkpoint) {
-    impl_->open_checkpoint(location.path, look);
+    impl_->open_checkpoint(location.path, location.averages, look);
   } else {
+    if (location.averages)
+      throw UserError(fmt::format("--ema: {} is a Hugging Face folder, which holds no averages; remove the option",
+                                  location.path.string()));
     impl_->open_hugging_face(location.path, hugging_face_tokenizer, look);
   }
 }

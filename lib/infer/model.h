@@ -32,6 +32,8 @@ struct LocatedModel {
   std::vector<CatalogEntry> damaged{};
   // Of a checkpoint of adapters: the folder of their base model. Empty: where the checkpoint says it was.
   std::filesystem::path base{};
+  // Of a checkpoint: the averages of train.ema in place of the weights.
+  bool averages = false;
 };
 // InputError that says what was looked for if it is none of them; FileAccessError if the path, or a checkpoint of a run
 // folder, which may be the newest, cannot be read now.

@@ -125,8 +125,12 @@ class Head : public Unit {
   void cross_entropy(const UnitOps& ops, const Scratch& scratch, const View& logits, ConstView targets, double d_scale,
                      View loss_sum) const {
     if (!ops.sums().parallel()) {
-      ops.run(CrossEntropy{
-          .logits = logits, .targets = targets, .d_scale = d_scale, .loss_sum = loss_sum, .num_classes = local_vocab_});
+      ops.run(CrossEntropy{.logits = logits,
+                           .targets = targets,
+                           .d_scale = d_scale,
+                           .loss_sum = loss_sum,
+                           .num_classes = local_vocab_,
+                           .shape = spec_.loss});
       return;
     }
     const std::int64_t rows = logits.shape()[0];
@@ -146,7 +150,8 @@ class Head : public Unit {
                               .statistics = all,
                               .d_scale = d_scale,
                               .loss_sum = loss_sum,
-                              .num_classes = local_vocab_});
+                              .num_classes = local_vocab_,
+                              .shape = spec_.loss});
   }
 
   // The losses of each sample's rows to a number of its own: chunks end where samples do.

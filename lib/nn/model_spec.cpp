@@ -92,6 +92,13 @@ class TableBuilder {
   InitialValues normal(double deviation) const { return {InitialValues::Kind::normal, deviation}; }
 
   InitialValues linear_values(const LinearMap& map) const {
+    InitialValues values = unscaled_values(map);
+    if (map.ends_residual_branch && init_.scales_residual())
+      values.deviation /= std::sqrt(2.0 * static_cast<double>(spec_.layers));
+    return values;
+  }
+
+  InitialValues unscaled_values(const LinearMap& map) const {
     const auto inputs = static_cast<double>(map.inputs);
     switch (init_.type) {
       case InitKind::xavier:
@@ -101,8 +108,6 @@ class TableBuilder {
       case InitKind::normal:
         break;
     }
-    if (map.ends_residual_branch && init_.scale_residual)
-      return normal(init_.std / std::sqrt(2.0 * static_cast<double>(spec_.layers)));
     return normal(init_.std);
   }
 

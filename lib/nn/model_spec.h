@@ -54,6 +54,7 @@ struct ModelSpec {
   double window_rope_theta = 0.0;  // of layers with a window, unscaled; 0: as the others
   bool tie_embeddings = true;
   LoraSpec lora{};
+  LossShape loss{};  // of training alone: an evaluation has no gradient that it could shape
   bool operator==(const ModelSpec&) const = default;
 };
 
@@ -98,7 +99,8 @@ std::vector<std::int64_t> sequence_shards(std::int64_t rows, std::int64_t degree
 // Hugging Face names are those of GPT-2 for layernorm with learned positions, of Gemma 2 with post_norm, else of Llama.
 // Parameters with the same Hugging Face name are parts of one tensor there (GPT-2's attn.c_attn), stacked along the
 // output dim in the order of the parameters. Initial values per config: normal: std, output projections of the residual
-// branches std/sqrt(2L) with scale_residual; xavier, he as published; embeddings normal(std), norms one (their stored
+// branches divided by sqrt(2L) with scale_residual; xavier: uniform within sqrt(6/(I+O)) (Glorot and Bengio 2010);
+// he: normal(sqrt(2/I)) (He et al. 2015); embeddings normal(std), norms one (their stored
 // weight), biases zero.
 ParamTable make_param_table(const ModelSpec& spec, const InitConfig& init);
 

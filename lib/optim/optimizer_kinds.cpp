@@ -28,7 +28,9 @@ void RangeOptimizer::prepare(Backend& backend, const ParamStore& store) {
 }
 
 void RangeOptimizer::step(Backend& backend, Stream& stream, ParamStore& store, const StepScalars& step) {
-  SCALETRAIN_CHECK(store.options().state_names == state_names_);
+  const std::vector<std::string>& held = store.options().state_names;  // others may follow (weight_average.h)
+  SCALETRAIN_CHECK(held.size() >= state_names_.size());
+  SCALETRAIN_CHECK(std::equal(state_names_.begin(), state_names_.end(), held.begin()));
   spans_.clear();
   prepare(backend, store);
   num_set_ = 0;
@@ -51,19 +53,23 @@ void RangeOptimizer::set_scalars(Stream& stream, const ParamStore& store, const 
 }
 
 void RangeOptimizer::for_pieces(Stream& stream, ParamStore& store, double weight_decay, std::span<const double> factors,
-                                const Update& update) {
+                                const Update& update, bool is_last) {
   const std::size_t first = (num_set_ - 1) * joinings_.size();
-  store.update_ranges(stream, [&](const OptimizerRange& range) {
-    for (std::size_t i = 0; i < joinings_.size(); ++i) {
-      if (joinings_[i] > store.updates()) continue;
-      spans_.push_back(update_spans(store.layout(), store.table(),
-                                    {.buffer = range.buffer, .first = range.first, .count = range.param.num_elements()},
-                                    weight_decay, factors, joinings_[i]));
-      if (joinings_.size() > 1 && spans_.back().empty()) continue;
-      update(
-          {range, spans_.back(), scalars_->device((first + i) * sizeof(StepScalars), DType::f64, {num_step_scalars})});
-    }
-  });
+  store.update_ranges(
+      stream,
+      [&](const OptimizerRange& range) {
+        for (std::size_t i = 0; i < joinings_.size(); ++i) {
+          if (joinings_[i] > store.updates()) continue;
+          spans_.push_back(
+              update_spans(store.layout(), store.table(),
+                           {.buffer = range.buffer, .first = range.first, .count = range.param.num_elements()},
+                           weight_decay, factors, joinings_[i]));
+          if (joinings_.size() > 1 && spans_.back().empty()) continue;
+          update({range, spans_.back(),
+                  scalars_->device((first + i) * sizeof(StepScalars), DType::f64, {num_step_scalars})});
+        }
+      },
+      is_last);
 }
 
 void ElementwiseOptimizer::update_all(Backend& backend, Stream& stream, ParamStore& store, const StepScalars&) {

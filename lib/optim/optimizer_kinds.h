@@ -51,8 +51,9 @@ class RangeOptimizer : public Optimizer {
   // on the rate the parameter's, times factors[parameter] where there are any. The scalars are those of set_scalars.
   // Parameters that joined later (Parameter::joins_after) are pieces of their own, with bias corrections of their own;
   // those that are yet to join are none.
+  // is_last: as ParamStore::update_ranges.
   void for_pieces(Stream& stream, ParamStore& store, double weight_decay, std::span<const double> factors,
-                  const Update& update);
+                  const Update& update, bool is_last = true);
   // For the pieces that follow. At most twice a step.
   void set_scalars(Stream& stream, const ParamStore& store, const StepScalars& step);
 

@@ -14,7 +14,7 @@
 #include "config/layout_rules.h"
 #include "nn/finetune.h"
 #include "nn/lora.h"
-#include "optim/optimizer.h"
+#include "optim/weight_average.h"
 #include "plan/hosts.h"
 #include "plan/longest_wait.h"
 #include "plan/size_limits.h"
@@ -120,11 +120,16 @@ ShardLayout PhasePlan::layout(Rank rank) const {
 }
 
 std::vector<ScheduleStep> PhasePlan::schedule(Rank rank) const {
-  return schedule(rank, table.first_trained_unit());
+  return schedule(rank, num_micro_batches, table.first_trained_unit());
 }
 
-std::vector<ScheduleStep> PhasePlan::schedule(Rank rank, int first_trained) const {
-  return make_stage_schedule(schedule_kind, mesh.degree(Axis::pipeline), num_micro_batches, chunks,
+std::int64_t PhasePlan::micro_batches_of(std::int64_t batch) const {
+  SCALETRAIN_CHECK(batch >= 1 && batch <= global_batch);
+  return ceil_div(ceil_div(batch, mesh.degree(Axis::data)), micro_batch.samples);
+}
+
+std::vector<ScheduleStep> PhasePlan::schedule(Rank rank, std::int64_t micro_batches, int first_trained) const {
+  return make_stage_schedule(schedule_kind, mesh.degree(Axis::pipeline), micro_batches, chunks,
                              Stage(mesh.position_of(rank).pipeline), lowest_backward(first_trained));
 }
 
@@ -302,6 +307,7 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
   check_fits(config, data, size);
   PhasePlan phase;
   phase.model = make_model_spec(config.model, config.model.vocab.value_or(vocab));
+  phase.model.loss = {.label_smoothing = config.train.label_smoothing, .z_loss = config.train.z_loss};
   phase.num_steps = config.train.num_steps(config.model.context).value_or(0);
   phase.mesh = Mesh(data, config.parallel.tensor, config.parallel.pipeline, config.parallel.zero_group.value_or(data));
   phase.sequence = config.parallel.sequence && config.parallel.tensor > 1;
@@ -332,9 +338,9 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
     phase.compute_on(Space::device, cuda_row_alignment, cuda_attention_workspace);
   phase.may_be_direct = may_use_nccl(config.launch.transport);
   phase.ranks_per_host = config.launch.ranks_per_node.value_or(common_host);
-  const auto optimizer = make_optimizer(config.train.optimizer);
-  phase.optimizer_states.assign(optimizer->state_names().begin(), optimizer->state_names().end());
-  phase.numbers_per_update = optimizer->num_summed(phase.table);
+  phase.numbers_per_update = make_optimizer(config.train.optimizer)->num_summed(phase.table);
+  phase.optimizer_states = training_states(config.train);
+  phase.ema = config.train.ema;
   phase.offload = config.train.optimizer.offload == OffloadKind::host;
   phase.background_saves = config.checkpoint.background;
   phase.loss_gradient = 1.0 / static_cast<double>(checked_mul(config.train.global_batch, config.model.context));

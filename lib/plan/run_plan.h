@@ -80,8 +80,9 @@ struct PhasePlan {
   LogitRows logit_rows;
   AttentionWorkspace attention_workspace;
   std::function<std::size_t(const Shape& weight)> packed_bytes;  // as the store's option
-  std::vector<std::string> optimizer_states;                     // per-element state, by name
+  std::vector<std::string> optimizer_states;                     // per-element state, by name; the average is the last
   std::int64_t numbers_per_update = 0;                           // that the optimizer sums over all ranks, of its own
+  std::optional<EmaConfig> ema;                                  // of the weights
   bool offload = false;                                          // masters and that state lie in the host's memory
   bool background_saves = false;
   RecomputeKind recompute = RecomputeKind::none;
@@ -97,9 +98,12 @@ struct PhasePlan {
   std::vector<int> units_of_chunk(std::int64_t pipeline_rank, std::int64_t chunk) const;
   UnitsByChunk units_by_chunk(std::int64_t pipeline_rank) const;
   ShardLayout layout(Rank rank) const;
-  // Of steps that train all that is ever trained; with first_trained, of those that train nothing before that unit.
+  // Of steps with all micro-batches that train all that is ever trained.
   std::vector<ScheduleStep> schedule(Rank rank) const;
-  std::vector<ScheduleStep> schedule(Rank rank, int first_trained) const;
+  // Of a step of so many samples, at most global_batch: M where it has that.
+  std::int64_t micro_batches_of(std::int64_t batch) const;
+  // The same of a step with fewer micro-batches, or one that trains nothing before this unit.
+  std::vector<ScheduleStep> schedule(Rank rank, std::int64_t micro_batches, int first_trained) const;
   // The virtual stage that holds the unit: as make_schedule() is told.
   std::int64_t lowest_backward(int first_trained) const;
   // The rank's part of the model, as it trains.

@@ -82,6 +82,7 @@ struct ParamStore::Impl {
   std::optional<StoreGradients> gradients;
   std::vector<std::vector<Buffer>> states;  // [state][buffer]
   std::vector<OptimizerRange> ranges;
+  std::function<void(const OptimizerRange&)> follow;  // empty: nobody follows updates
   Held masters;
   Held updated;                           // what the optimizer works on: gradients and states
   std::optional<OffloadStaging> staging;  // of the state that the host's memory has; last: it waits for its copies
@@ -251,10 +252,18 @@ std::int64_t ParamStore::updates() const {
   return impl_->gradients->updates();
 }
 
-void ParamStore::update_ranges(Stream& stream, const std::function<void(const OptimizerRange&)>& update) {
+void ParamStore::update_ranges(Stream& stream, const std::function<void(const OptimizerRange&)>& update, bool is_last) {
   impl_->weights->settle(stream);  // gathers read what the optimizer is about to write
-  if (impl_->staging) return impl_->staging->update(stream, impl_->ranges, update);
-  for (const OptimizerRange& range : impl_->ranges) update(range);
+  const auto update_and_follow = [&](const OptimizerRange& range) {
+    update(range);
+    if (is_last && impl_->follow) impl_->follow(range);
+  };
+  if (impl_->staging) return impl_->staging->update(stream, impl_->ranges, update_and_follow);
+  for (const OptimizerRange& range : impl_->ranges) update_and_follow(range);
+}
+
+void ParamStore::follow_updates(std::function<void(const OptimizerRange&)> follow) {
+  impl_->follow = std::move(follow);
 }
 
 void ParamStore::updated(Stream& stream) {

@@ -168,7 +168,11 @@ class ParamStore {
   // Shows `update` everything the optimizer of this rank updates, range by range, for it to issue their updates to the
   // stream; with offload in pieces that are in the device's memory for that long. Gradients are complete after
   // reduce_tied and finish_gradients of all. What the stream is given afterwards finds masters and states updated.
-  void update_ranges(Stream& stream, const std::function<void(const OptimizerRange&)>& update);
+  // is_last: false where another pass over the same step is what changes the weights.
+  void update_ranges(Stream& stream, const std::function<void(const OptimizerRange&)>& update, bool is_last = true);
+  // Shown each range right behind `update` of the last pass, while it is in the device's memory, for what follows from
+  // the new weights (an average of them). Nothing: nobody is.
+  void follow_updates(std::function<void(const OptimizerRange&)> follow);
   // After the optimizer has updated its ranges, compute weights included: begins the gathers that the policy needs;
   // packed forms are stale.
   void updated(Stream& stream);

@@ -84,13 +84,15 @@ MeasuredOn measured_on(const ValidationSet& set, const Config& config) {
   const bool is_within =
       documents.attention == DocumentAttention::within ||
       (documents.attention == DocumentAttention::instructions && set.attention() == DocumentAttention::within);
-  const std::uint64_t rules = (documents.loss_across ? 1u : 0u) + (is_within ? 2u : 0u);
+  const std::uint64_t rules =
+      (documents.loss_across ? 1u : 0u) + (is_within ? 2u : 0u) + (config.evaluate.ema ? 4u : 0u);
   const std::array<std::uint64_t, 3> data = {set.hash(), static_cast<std::uint64_t>(set.context()), rules};
   return {hash_bytes(std::as_bytes(std::span(data))), evaluated_samples(set, max_evaluated(config))};
 }
 
-MeasuredOn measured_on(const ChoiceTask& task) {
-  return {task.hash(), task.num_questions()};
+MeasuredOn measured_on(const ChoiceTask& task, const Config& config) {
+  constexpr std::uint64_t of_averages = 0x9E3779B97F4A7C15u;  // of another measure: any bits
+  return {config.evaluate.ema ? task.hash() ^ of_averages : task.hash(), task.num_questions()};
 }
 
 namespace {
@@ -106,7 +108,7 @@ std::optional<std::string> measure(const MeasuredOn& data, const Config& config,
 }  // namespace
 
 std::optional<std::string> measure_task(const ChoiceTask& task, const Config& config, RunState& state) {
-  return measure(measured_on(task), config, state);
+  return measure(measured_on(task, config), config, state);
 }
 
 bool has_evaluations(const Config& config) {

@@ -59,7 +59,7 @@ MeasuredOn measured_on(const ValidationSet& set, const Config& config);
 std::optional<std::string> measure_set(const ValidationSet& set, const Config& config, RunState& state);
 
 // The same of a task.
-MeasuredOn measured_on(const ChoiceTask& task);
+MeasuredOn measured_on(const ChoiceTask& task, const Config& config);
 std::optional<std::string> measure_task(const ChoiceTask& task, const Config& config, RunState& state);
 
 }  // namespace scaletrain

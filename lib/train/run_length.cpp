@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/numbers/checked.h"
+#include "config/batch_ramp.h"
 #include "optim/lr_schedule.h"
 
 namespace scaletrain {
@@ -59,7 +60,7 @@ std::int64_t last_step(const Config& config, const RunState& state) {
   SCALETRAIN_CHECK(train.tokens.has_value());
   const std::int64_t left = *train.tokens - state.history.tokens_consumed();
   if (left <= 0) return state.step;
-  return checked_add(state.step, ceil_div(left, checked_mul(train.global_batch, config.model.context)));
+  return checked_add(state.step, steps_to_samples(train, state.step, ceil_div(left, config.model.context)));
 }
 
 std::int64_t warmup_steps(const Config& config, const RunState& state) {
@@ -69,30 +70,41 @@ std::int64_t warmup_steps(const Config& config, const RunState& state) {
 }
 
 void check_warmup(const Config& config, const RunState& state) {
-  const auto& warmup = config.train.lr_schedule.warmup;
-  if (!warmup || !has_last_step(config, state)) return;
+  if (!has_last_step(config, state)) return;
+  const LrScheduleConfig& schedule = config.train.lr_schedule;
   const std::int64_t steps = last_step(config, state);
-  if (*warmup <= steps) return;
-  throw UserError(
-      fmt::format("train.lr_schedule.warmup: warm-up of {} steps exceeds the run's {} steps; lower it, leave it out "
-                  "(auto) or raise {}",
-                  *warmup, steps, length_key(config)));
+  if (schedule.warmup && *schedule.warmup > steps)
+    throw UserError(
+        fmt::format("train.lr_schedule.warmup: warm-up of {} steps exceeds the run's {} steps; lower it, leave it out "
+                    "(auto) or raise {}",
+                    *schedule.warmup, steps, length_key(config)));
+  const std::int64_t left = steps - schedule.warmup.value_or(0);
+  if (schedule.type == LrScheduleKind::wsd && schedule.decay_steps && *schedule.decay_steps > left)
+    throw UserError(
+        fmt::format("train.lr_schedule.decay_steps: a decay of {} steps is longer than the {} that the run has behind "
+                    "its warm-up; lower it, give train.lr_schedule.decay_share or raise {}",
+                    *schedule.decay_steps, left, length_key(config)));
 }
 
 double next_learning_rate(const Config& config, const RunState& state) {
   LrScheduleConfig schedule = config.train.lr_schedule;
   SCALETRAIN_CHECK(state.warmup.has_value());
   schedule.warmup = state.warmup;
-  const double peak = config.train.optimizer.learning_rate;
+  const double peak = peak_learning_rate(config.train.optimizer, config.train.global_batch);
   const std::int64_t total = std::max<std::int64_t>(1, last_step(config, state));
   const std::int64_t update = std::min(state.step + 1, total);
   const std::int64_t start = std::max<std::int64_t>(*state.warmup, 1);
   if (config.train.steps || update <= start) return learning_rate(schedule, peak, update, total);
-  const std::int64_t batch = config.train.global_batch;
+  const std::int64_t batch = batch_of_step(config.train, state.step);
   const std::int64_t before = state.history.samples_consumed();
   const std::int64_t warm = state.history.samples_of_steps(start);
-  const std::int64_t end = checked_add(before, checked_mul(std::max<std::int64_t>(total - state.step, 1), batch));
-  return decayed_rate(schedule, peak, static_cast<double>(before + batch - warm) / static_cast<double>(end - warm));
+  const std::int64_t end =
+      checked_add(before, samples_from(config.train, state.step, std::max<std::int64_t>(total - state.step, 1)));
+  return decayed_rate(schedule, peak,
+                      {.done = static_cast<double>(before + batch - warm),
+                       .whole = static_cast<double>(end - warm),
+                       .warmup = static_cast<double>(warm),
+                       .update = static_cast<double>(config.train.global_batch)});
 }
 
 std::int64_t slow_warmup(const Config& config, const RunState& state) {

@@ -38,7 +38,7 @@ std::int64_t steps_of_epochs(double epochs, std::int64_t samples, std::int64_t c
 // not begun, or where that is longer than the run now is.
 std::int64_t warmup_steps(const Config& config, const RunState& state);
 
-// UserError if the config names a warm-up that is longer than the run that goes on from `state`.
+// UserError if the config names a warm-up, or with it a decay, that is longer than the run that goes on from `state`.
 void check_warmup(const Config& config, const RunState& state);
 
 // Of the update that follows `state`, whose warm-up is settled.

@@ -6,11 +6,13 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/numbers/checked.h"
 #include "base/text.h"
+#include "config/batch_ramp.h"
 #include "config/keys/keys.h"
 #include "optim/loss_scale.h"
 #include "optim/nonfinite_policy.h"
@@ -57,6 +59,13 @@ struct Trainer::Impl {
   // Nothing is lost: the state is saved first.
   [[noreturn]] void end_without_data();
   std::string advice() const;
+  struct Measured {
+    std::vector<SetLoss> losses;
+    std::vector<TaskResult> results;
+  };
+  // Nothing if a rank was asked to leave before its end. Of the weights; of what evaluate.ema says.
+  std::optional<Measured> measure();
+  std::optional<Measured> measure_averages();
   // True if the evaluation improved the early-stop metric; nothing if a rank was asked to leave before its end.
   std::optional<bool> evaluate();
   // The tasks' part of it, of their results.
@@ -117,6 +126,7 @@ TrainOutcome Trainer::Impl::run() {
       if (checkpoints.saved_step() != state.step) checkpoints.save({.must = true});
       return TrainOutcome::interrupted;
     }
+    state.history.change_batch(batch_of_step(config.train, state.step));
     if (!has_next_batch(parts.data, state)) end_without_data();
     const std::optional<StepRunner::Votes> votes = train_step();
     if (!votes) continue;
@@ -187,7 +197,8 @@ std::optional<StepRunner::Votes> Trainer::Impl::train_step() {
        .loss_limit = level && policy->action != SpikeAction::warn ? std::optional(level->limit) : std::nullopt,
        .loss_scale = loss_scale_of(config.precision, state.loss_scale),
        .scale_can_fall = can_fall(state.loss_scale)},
-      [this] { return own_votes(); }, [this] { checkpoints.before_update(); });
+      [this] { return own_votes(); }, [this] { checkpoints.before_update(); },
+      plan.micro_batches_of(batch_of_step(config.train, state.step)));
   checkpoints.poll();
   finish_step(result.outcome, seconds_since(start));
   const SkipReason skip = result.outcome.skip;
@@ -380,13 +391,31 @@ bool Trainer::Impl::go_back(SpikeRecord line) {
   return true;
 }
 
-std::optional<bool> Trainer::Impl::evaluate() {
-  const auto losses = evaluate_sets(parts.runner, plan, parts.rank, parts.validation, max_evaluated(config),
-                                    parts.hooks.interrupts_evaluation);
+std::optional<Trainer::Impl::Measured> Trainer::Impl::measure() {
+  auto losses = evaluate_sets(parts.runner, plan, parts.rank, parts.validation, max_evaluated(config),
+                              parts.hooks.interrupts_evaluation);
   if (!losses) return std::nullopt;
   // All of it before anything is told or judged: an evaluation that is given up is made anew.
-  const auto results = evaluate_tasks(parts.runner, plan, parts.rank, parts.tasks, parts.hooks.interrupts_evaluation);
+  auto results = evaluate_tasks(parts.runner, plan, parts.rank, parts.tasks, parts.hooks.interrupts_evaluation);
   if (!results) return std::nullopt;
+  return Measured{std::move(*losses), std::move(*results)};
+}
+
+// Before the first update there is no average yet, and the weights are what it would be.
+std::optional<Trainer::Impl::Measured> Trainer::Impl::measure_averages() {
+  if (!config.evaluate.ema || state.updates == 0) return measure();
+  const auto swap = [this] { parts.runner.swap_average([this] { checkpoints.before_update(); }); };
+  swap();
+  auto measured = measure();
+  swap();
+  return measured;
+}
+
+std::optional<bool> Trainer::Impl::evaluate() {
+  const std::optional<Measured> measured = measure_averages();
+  if (!measured) return std::nullopt;
+  const auto* const losses = &measured->losses;
+  const auto* const results = &measured->results;
   bool improved = false;
   for (std::size_t i = 0; i < losses->size(); ++i) {
     const SetLoss& set = (*losses)[i];

@@ -52,7 +52,9 @@ inline constexpr std::array<std::string_view, std::variant_size_v<Operation>> op
     "sgd",
     "lion",
     "ademamix",
-    "adam direction"};
+    "adam direction",
+    "average",
+    "swap"};
 static_assert(!operation_names.back().empty(), "a new operation has a name, in its place above");
 
 // What the calls of an operation took together; products apart by their shapes.
@@ -109,6 +111,8 @@ class TimedBackend final : public ForwardingBackend {
   Purpose purpose_of(const LionStep&) const { return Purpose::update; }
   Purpose purpose_of(const AdemamixStep&) const { return Purpose::update; }
   Purpose purpose_of(const AdamDirection&) const { return Purpose::update; }
+  Purpose purpose_of(const AverageStep&) const { return Purpose::update; }
+  Purpose purpose_of(const Swap&) const { return Purpose::update; }
 
   // "linear forward 3904 x 768 -> 50257".
   static std::string label_of(const Operation& op) {

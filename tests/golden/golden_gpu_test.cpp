@@ -9,6 +9,7 @@
 #include "golden_lora.h"
 #include "golden_models.h"
 #include "golden_optimizers.h"
+#include "golden_shaped.h"
 #include "support/cuda/gpu_under_test.h"
 
 namespace scaletrain {
@@ -31,6 +32,14 @@ TEST_CASE("golden_twenty_adamw_steps_agree_with_pytorch_on_a_gpu") {
   for (const std::string& model : golden_models) {
     CAPTURE(model);
     check_training(model, make_gpu(DType::f32), in_f32);
+  }
+}
+
+TEST_CASE("golden_twenty_adamw_steps_with_a_shaped_loss_agree_with_pytorch_on_a_gpu") {
+  if (is_gpu_missing()) return;
+  for (const std::string& model : models_with_shape) {
+    CAPTURE(model);
+    check_training(model, make_gpu(DType::f32), in_f32, with_shape);
   }
 }
 

@@ -25,6 +25,7 @@
 #include "optim/lr_schedule.h"
 #include "optim/optimizer.h"
 #include "optim/step_scalars.h"
+#include "optim/weight_average.h"
 #include "support/models/gradient_share.h"
 #include "support/models/model_runner.h"
 
@@ -84,10 +85,13 @@ struct GoldenCase {
   std::optional<LoraConfig> lora{};  // its adapters begin as the file has them
   OptimizerKind optimizer = OptimizerKind::adamw;
   std::string prefix{};  // of the steps' names in the file
+  LossShape loss{};
+  std::optional<EmaConfig> ema{};
 };
 
 inline ModelSpec spec_of_case(const HuggingFaceModel& source, const GoldenCase& of) {
   ModelSpec spec = make_model_spec(source.model_config(), *source.model_config().vocab);
+  spec.loss = of.loss;
   if (of.lora) spec.lora = make_lora_spec(make_param_table(spec, InitConfig{}), *of.lora);
   return spec;
 }
@@ -152,15 +156,15 @@ inline std::vector<double> values_of(ModelRunner& runner, const View& view) {
   return values;
 }
 
-// The gradient of a tensor as the file lays it out.
-inline std::vector<double> gradient_in_file_layout(ModelRunner& runner, const HuggingFaceTensor& tensor) {
+// What view_of(parameter's name) has of a tensor, as the file lays it out.
+template <class ViewOf>
+std::vector<double> in_file_layout(ModelRunner& runner, const HuggingFaceTensor& tensor, ViewOf view_of) {
   std::vector<double> out(static_cast<std::size_t>(tensor.shape.num_elements()), NAN);
   for (const HuggingFacePart& part : tensor.parts) {
-    const View gradient =
-        runner.store.gradient(runner.table.parameters()[static_cast<std::size_t>(part.parameter)].name);
-    const std::int64_t outputs = gradient.shape()[0];
-    const std::int64_t inputs = gradient.shape().num_dims() == 2 ? gradient.shape()[1] : 1;
-    const std::vector<double> values = values_of(runner, gradient);
+    const View view = view_of(runner.table.parameters()[static_cast<std::size_t>(part.parameter)].name);
+    const std::int64_t outputs = view.shape()[0];
+    const std::int64_t inputs = view.shape().num_dims() == 2 ? view.shape()[1] : 1;
+    const std::vector<double> values = values_of(runner, view);
     for (std::int64_t o = 0; o < outputs; ++o) {
       for (std::int64_t i = 0; i < inputs; ++i) {
         const std::int64_t at =
@@ -170,6 +174,11 @@ inline std::vector<double> gradient_in_file_layout(ModelRunner& runner, const Hu
     }
   }
   return out;
+}
+
+// The gradient of a tensor as the file lays it out.
+inline std::vector<double> gradient_in_file_layout(ModelRunner& runner, const HuggingFaceTensor& tensor) {
+  return in_file_layout(runner, tensor, [&](const std::string& name) { return runner.store.gradient(name); });
 }
 
 inline double norm(const std::vector<double>& values) {
@@ -240,6 +249,7 @@ inline OptimizerConfig golden_optimizer(const Expected& expected, const GoldenCa
 struct Course {
   std::vector<double> losses;
   std::vector<double> grad_norms;
+  std::map<std::string, std::vector<double>> averages;  // of the weights behind the last step, by the file's names
 };
 
 inline Course train_twenty_steps(const std::string& name, std::unique_ptr<Backend> backend, double loss_scale = 1.0,
@@ -247,8 +257,9 @@ inline Course train_twenty_steps(const std::string& name, std::unique_ptr<Backen
   Course course;
   const OptimizerConfig config = golden_optimizer(Expected(golden_folder(name) / of.file), of);
   const auto optimizer = make_optimizer(config);
-  const auto states = optimizer->state_names();
-  Golden golden(name, std::move(backend), {states.begin(), states.end()}, of);
+  std::vector<std::string> states(optimizer->state_names().begin(), optimizer->state_names().end());
+  if (of.ema) states.emplace_back(WeightAverage::state_name);
+  Golden golden(name, std::move(backend), states, of);
   ModelRunner& runner = golden.runner;
   const auto number = [&](const char* key) { return golden.expected.number(of.prefix + key); };
   const LrScheduleConfig schedule{.type = LrScheduleKind::cosine,
@@ -282,6 +293,7 @@ inline Course train_twenty_steps(const std::string& name, std::unique_ptr<Backen
                                                              .beta2 = config.beta2,
                                                              .slow = slow_mean_at(config, step + 1, slow_warmup),
                                                              .update = step + 1});
+    if (of.ema) WeightAverage(*of.ema).begin(*runner.backend, *runner.stream, runner.store, step + 1);
     optimizer->step(*runner.backend, *runner.stream, runner.store, outcome.block);
     runner.stream->synchronize();
     const auto at = static_cast<std::size_t>(step);
@@ -290,6 +302,10 @@ inline Course train_twenty_steps(const std::string& name, std::unique_ptr<Backen
     course.grad_norms.push_back(std::abs(outcome.grad_norm - norms[at]) / norms[at]);
     num_clipped += outcome.grad_norm > number("clip_norm") ? 1 : 0;
   }
+  if (of.ema)
+    for (const HuggingFaceTensor& tensor : hugging_face_tensors(runner.table))
+      course.averages[tensor.name] = in_file_layout(
+          runner, tensor, [&](const std::string& parameter) { return runner.store.state(parameter, 2); });
   // The clipping took part, and was off at times.
   CHECK(num_clipped > 0);
   CHECK(num_clipped < num_steps);

@@ -230,6 +230,19 @@ Switch document_switch() {
                      {.name = "within documents", .is_possible = nullptr, .apply = set(DocumentAttention::within)}}};
 }
 
+Switch loss_switch() {
+  const auto set = [](double label_smoothing, double z_loss) {
+    return [=](const Row&, LayoutRun& run) {
+      run.config.train.label_smoothing = label_smoothing;
+      run.config.train.z_loss = z_loss;
+    };
+  };
+  return {.name = "loss",
+          .changes_baseline = true,
+          .values = {{.name = "cross-entropy", .is_possible = nullptr, .apply = set(0.0, 0.0)},
+                     {.name = "of smoothed labels, and z-loss", .is_possible = nullptr, .apply = set(0.1, 0.01)}}};
+}
+
 Switch finetune_switch() {
   return {.name = "trained",
           .changes_baseline = true,
@@ -473,7 +486,7 @@ const std::vector<Switch>& switches() {
   static const std::vector<Switch> all = {zero_switch(),    schedule_switch(), sequence_switch(),  micro_batch_switch(),
                                           tied_switch(),    family_switch(),   kv_switch(),        sizes_switch(),
                                           mask_switch(),    stream_switch(),   recompute_switch(), reduce_switch(),
-                                          offload_switch(), document_switch(), finetune_switch()};
+                                          offload_switch(), document_switch(), finetune_switch(),  loss_switch()};
   return all;
 }
 

@@ -185,6 +185,7 @@ struct ExportArguments {
   std::string dtype = "fp32";
   bool adapter = false;
   std::string base;
+  bool averages = false;
   std::vector<std::string> data;
   RecordsArgument records;
   std::int64_t batches = 0;
@@ -217,7 +218,8 @@ ExitCode export_as_adapter(const ExportArguments& arguments) {
   if (!arguments.base.empty())
     throw UserError("--base: --adapter writes no weights of the base model; remove one of the options");
   const LocatedModel located = choose_checkpoint(arguments.path, arguments.best);
-  const Checkpoint checkpoint(located.path);
+  Checkpoint checkpoint(located.path);
+  if (arguments.averages) checkpoint.use_averages();
   const std::string where = (located.path / "manifest.json").string() + ": config";
   const Config config = parse_resolved_config(checkpoint.manifest().config, where);
   if (!config.finetune.lora)
@@ -240,6 +242,7 @@ ExitCode export_model(const ExportArguments& arguments) {
   if (arguments.adapter) return export_as_adapter(arguments);
   LocatedModel located = choose_model(arguments.path, arguments.best);
   located.base = arguments.base;
+  located.averages = arguments.averages;
   if (arguments.format == "gguf")
     return export_as_gguf(located, {.file = arguments.output,
                                     .dtype = arguments.dtype,
@@ -327,6 +330,7 @@ Command add_checkpoint_export(CLI::App& app) {
       "--adapter", arguments->adapter,
       "Of a run with finetune.lora the adapters, as a folder for peft; else they are merged into the model");
   declare_base(*command, arguments->base);
+  declare_averages(*command, arguments->averages);
   return [arguments] { return export_model(*arguments); };
 }
 

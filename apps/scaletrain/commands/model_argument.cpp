@@ -15,6 +15,7 @@ namespace {
 LocatedModel locate(const ModelArgument& argument) {
   LocatedModel located = choose_model(argument.path, argument.best);
   located.base = argument.base;
+  located.averages = argument.averages;
   if (located.source == ModelSource::checkpoint && !argument.tokenizer.empty())
     throw UserError("--tokenizer: " + located.path.string() +
                     " is a checkpoint of scaletrain, which has its own tokenizer; remove the option (it is for Hugging "
@@ -49,6 +50,7 @@ void ModelArgument::declare(CLI::App& command, std::vector<std::string>* several
       ->check(CLI::IsMember({"bpe", "sentencepiece", "bytes", "ids"}));
   declare_best(command, best);
   declare_base(command, base);
+  declare_averages(command, averages);
 }
 
 OpenedModel::OpenedModel(const ModelArgument& argument, const LoadedModel::BeforeWeights& before_weights)

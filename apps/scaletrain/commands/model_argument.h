@@ -20,6 +20,7 @@ struct ModelArgument {
   std::string tokenizer;  // empty: not given
   bool best = false;      // of a run folder its best checkpoint
   std::string base{};     // of adapters, where their model is; empty: not given
+  bool averages = false;  // in place of the weights
   // several: where a command takes more than one model, their paths; `path` is then left empty.
   void declare(CLI::App& command, std::vector<std::string>* several = nullptr);
 };

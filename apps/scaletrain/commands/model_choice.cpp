@@ -122,6 +122,10 @@ void declare_base(CLI::App& command, std::string& base) {
       ->type_name("FOLDER");
 }
 
+void declare_averages(CLI::App& command, bool& averages) {
+  command.add_flag("--ema", averages, "The averages of the weights, of a run with train.ema, in place of the weights");
+}
+
 LocatedModel choose_model(const fs::path& path, bool best) {
   LocatedModel located = locate_model(path);
   if (located.checkpoints.empty()) {

@@ -18,6 +18,7 @@ namespace scaletrain {
 void declare_best(CLI::App& command, bool& best);
 // What --base says, where weights are read.
 void declare_base(CLI::App& command, std::string& base);
+void declare_averages(CLI::App& command, bool& averages);
 
 // A run folder's newest checkpoint whose manifest is whole, or its best one. On standard error: which checkpoint of a
 // run folder is taken, whether another is pinned as the best, and which were passed over and why. UserError if `best`

@@ -173,6 +173,9 @@ struct TypedKernels {
   double (*softmax_statistics_row)(const S* values, size_t columns, float* maximum);
   // values -> factor · exp(value - shift), that of column `target` (unless negative) less `subtract`.
   void (*softmax_row)(S* values, size_t columns, float shift, float factor, ptrdiff_t target, float subtract);
+  // The same, of which every other column is less `offset`.
+  void (*offset_softmax_row)(S* values, size_t columns, float shift, float factor, float offset, ptrdiff_t target,
+                             float subtract);
 
   // compute_weights (or null) become the updated params.
   void (*adamw)(float* param, float* first_moment, float* second_moment, const float* gradient, S* compute_weights,

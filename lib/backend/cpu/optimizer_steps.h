@@ -1,6 +1,7 @@
 // The optimizers' updates, span by span and in pieces that threads take: a part of cpu_backend.cpp.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -145,6 +146,24 @@ void compute(Device<S>& device, const AdamDirection& op) {
                                     static_cast<std::size_t>(count), scalars);
     });
   }
+}
+
+template <class S>
+void compute(Device<S>& device, const AverageStep& op) {
+  const auto weight = static_cast<float>(1.0 - op.decay);
+  device.for_pieces(op.average.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
+    float* average = op.average.as<float>() + first;
+    const float* param = op.param.as<float>() + first;
+    for (std::int64_t i = 0; i < count; ++i) average[i] += weight * (param[i] - average[i]);
+  });
+}
+
+template <class S>
+void compute(Device<S>& device, const Swap& op) {
+  device.for_pieces(op.a.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
+    float* a = op.a.as<float>() + first;
+    std::swap_ranges(a, a + count, op.b.as<float>() + first);
+  });
 }
 
 }  // namespace scaletrain::cpu

@@ -66,6 +66,29 @@ void compute(Device<S>& device, const EmbeddingBackward& op) {
   if (op.d_position_table) scatter(op.d_position_table, op.positions, 0, op.d_position_table.shape()[0]);
 }
 
+// A row's gradient of a loss with a shape, in place of its logits. target: -1: another rank's.
+template <class S>
+void shaped_gradient(Device<S>& device, S* logits, std::size_t width, float maximum, double sum, std::int64_t target,
+                     double d_scale, const LossShape& shape, std::int64_t classes) {
+  const double of_softmax = 1.0 + 2.0 * shape.z_loss * (std::log(sum) + static_cast<double>(maximum));
+  const double offset = d_scale * shape.label_smoothing / static_cast<double>(classes);
+  device.kernels.offset_softmax_row(logits, width, maximum, static_cast<float>(d_scale * of_softmax / sum),
+                                    static_cast<float>(offset), target,
+                                    static_cast<float>(d_scale * (1.0 - shape.label_smoothing) + offset));
+}
+
+template <class S>
+double shaped_cross_entropy(Device<S>& device, S* logits, std::int64_t columns, std::int64_t target,
+                            const CrossEntropy& op) {
+  const auto width = static_cast<std::size_t>(columns);
+  float wanted = 0.0F;
+  device.kernels.to_floats(logits + target, &wanted, 1);
+  float maximum = 0.0F;
+  const double sum = device.kernels.softmax_statistics_row(logits, width, &maximum);
+  shaped_gradient(device, logits, width, maximum, sum, target, op.d_scale, op.shape, columns);
+  return std::log(sum) + (static_cast<double>(maximum) - static_cast<double>(wanted));
+}
+
 template <class S>
 void compute(Device<S>& device, const CrossEntropy& op) {
   const std::int64_t columns = op.logits.shape()[1];
@@ -77,6 +100,7 @@ void compute(Device<S>& device, const CrossEntropy& op) {
       device.ordered_sum(op.logits.shape()[0], rows_at_a_time, [&](std::int64_t row, int worker) {
         const std::int32_t target = op.targets.as<std::int32_t>()[row];
         S* logits = op.logits.as<S>() + row * columns;
+        if (target >= 0 && gradient && op.shape) return shaped_cross_entropy(device, logits, columns, target, op);
         if (target >= 0)
           return device.kernels.cross_entropy_row(logits, width, static_cast<std::size_t>(target), op.d_scale,
                                                   gradient ? 1 : 0, device.scratch_row(worker, columns));
@@ -133,10 +157,13 @@ void compute(Device<S>& device, const CrossEntropyParts& op) {
       wanted += static_cast<double>(of_rank[2]);
     }
     if (gradient && columns > 0) {
-      const std::int64_t local = target - op.first_class;
-      device.kernels.softmax_row(logits, width, maximum, static_cast<float>(op.d_scale / sum),
-                                 local < columns ? std::max<std::int64_t>(local, -1) : -1,
-                                 static_cast<float>(op.d_scale));
+      const std::int64_t distance = target - op.first_class;
+      const std::int64_t local = distance < columns ? std::max<std::int64_t>(distance, -1) : -1;
+      if (op.shape)
+        shaped_gradient(device, logits, width, maximum, sum, local, op.d_scale, op.shape, op.vocabulary);
+      else
+        device.kernels.softmax_row(logits, width, maximum, static_cast<float>(op.d_scale / sum), local,
+                                   static_cast<float>(op.d_scale));
     }
     return std::log(sum) + (static_cast<double>(maximum) - wanted);
   });

@@ -49,10 +49,15 @@ constexpr Names<OptimizerKind, 6> kOptimizers = {{{OptimizerKind::adamw, "adamw"
                                                   {OptimizerKind::lamb, "lamb"},
                                                   {OptimizerKind::lars, "lars"},
                                                   {OptimizerKind::ademamix, "ademamix"}}};
-constexpr Names<LrScheduleKind, 4> kLrSchedules = {{{LrScheduleKind::cosine, "cosine"},
+constexpr Names<LrScheduleKind, 6> kLrSchedules = {{{LrScheduleKind::cosine, "cosine"},
                                                     {LrScheduleKind::linear, "linear"},
                                                     {LrScheduleKind::constant, "constant"},
-                                                    {LrScheduleKind::wsd, "wsd"}}};
+                                                    {LrScheduleKind::inverse_sqrt, "inverse_sqrt"},
+                                                    {LrScheduleKind::wsd, "wsd"},
+                                                    {LrScheduleKind::cosine_restarts, "cosine_restarts"}}};
+constexpr Names<DecayShape, 3> kDecayShapes = {
+    {{DecayShape::linear, "linear"}, {DecayShape::cosine, "cosine"}, {DecayShape::one_minus_sqrt, "1-sqrt"}}};
+constexpr Names<BatchScaling, 2> kBatchScalings = {{{BatchScaling::linear, "linear"}, {BatchScaling::sqrt, "sqrt"}}};
 constexpr Names<RecomputeKind, 3> kRecomputes = {
     {{RecomputeKind::none, "none"}, {RecomputeKind::selective, "selective"}, {RecomputeKind::full, "full"}}};
 constexpr Names<ZeroReduceKind, 2> kZeroReductions = {{{ZeroReduceKind::use, "use"}, {ZeroReduceKind::step, "step"}}};
@@ -105,6 +110,8 @@ SCALETRAIN_ENUM_TEXT(DataCheck, kDataChecks)
 SCALETRAIN_ENUM_TEXT(BadRecordPolicy, kBadRecordPolicies)
 SCALETRAIN_ENUM_TEXT(OptimizerKind, kOptimizers)
 SCALETRAIN_ENUM_TEXT(LrScheduleKind, kLrSchedules)
+SCALETRAIN_ENUM_TEXT(DecayShape, kDecayShapes)
+SCALETRAIN_ENUM_TEXT(BatchScaling, kBatchScalings)
 SCALETRAIN_ENUM_TEXT(RecomputeKind, kRecomputes)
 SCALETRAIN_ENUM_TEXT(OffloadKind, kOffloads)
 SCALETRAIN_ENUM_TEXT(ZeroReduceKind, kZeroReductions)

@@ -51,6 +51,9 @@ const KeyTable<TaskConfig>& task_table();
 const KeyTable<UnfreezeConfig>& unfreeze_table();
 const KeyTable<EarlyStopConfig>& early_stop_table();
 const KeyTable<SpikeConfig>& spike_table();
+const KeyTable<EmaConfig>& ema_table();
+const KeyTable<BatchRampConfig>& batch_ramp_table();
+const KeyTable<BatchScalingConfig>& batch_scaling_table();
 const KeyTable<LoraConfig>& lora_table();
 const KeyTable<std::int64_t>& elastic_table();
 

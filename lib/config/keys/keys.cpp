@@ -124,6 +124,10 @@ void add_train(KeyTable<Config>& table) {
                        "Samples per optimizer step; sizes that do not divide are padded.", with_notice},
                       at_least(1, kMaxBatch), FIELD(train.global_batch)));
   table.push_back(
+      section_row({"train.batch_ramp", "",
+                   "The batch grows to train.global_batch in the first steps; null: all steps have that.", with_notice},
+                  batch_ramp_table(), FIELD(train.batch_ramp)));
+  table.push_back(
       top({"train.micro_batch", "samples", "Samples of a replica that go through its stages at once, at most."},
           at_least(1, kMaxBatch), FIELD(train.micro_batch)));
   table.push_back(top({"train.optimizer.type", "", "The update rule.", never}, EnumCodec<OptimizerKind>(),
@@ -161,20 +165,59 @@ void add_train(KeyTable<Config>& table) {
       top({"train.optimizer.offload", "",
            "Where masters and the optimizer's state lie; host: in the host's memory, for what a GPU has no room for."},
           EnumCodec<OffloadKind>(), FIELD(train.optimizer.offload)));
+  table.push_back(
+      section_row({"train.optimizer.scale_with_batch", "",
+                   "The learning rate is that of another batch, and is scaled to train.global_batch; null: it is not.",
+                   with_notice},
+                  batch_scaling_table(), FIELD(train.optimizer.scale_with_batch)));
   table.push_back(top({"train.lr_schedule.type", "", "Course of the learning rate after warm-up.", with_notice},
                       EnumCodec<LrScheduleKind>(), FIELD(train.lr_schedule.type)));
   table.push_back(top({"train.lr_schedule.warmup", "steps",
                        "Steps of linear warm-up; auto: a twentieth of the run's steps, at most 2000.", with_notice},
                       optional(at_least(0), "auto"), FIELD(train.lr_schedule.warmup)));
+  table.push_back(top(
+      {"train.lr_schedule.min_ratio", "", "Part of the learning rate that it falls to, and never below.", with_notice},
+      NumberCodec{0.0, 1.0}, FIELD(train.lr_schedule.min_ratio)));
   table.push_back(
-      top({"train.lr_schedule.min_ratio", "", "Part of the learning rate that is left at the last step.", with_notice},
-          NumberCodec{0.0, 1.0}, FIELD(train.lr_schedule.min_ratio)));
+      top({"train.lr_schedule.decay_steps", "steps",
+           "How long the learning rate falls at the end of the run (type: wsd); null: decay_share says.", with_notice},
+          optional(at_least(1)), FIELD(train.lr_schedule.decay_steps)));
+  table.push_back(top({"train.lr_schedule.decay_share", "",
+                       "The same as a share of the run, at most what the warm-up leaves (type: wsd).", with_notice},
+                      positive(1.0), FIELD(train.lr_schedule.decay_share)));
+  table.push_back(
+      top({"train.lr_schedule.decay_shape", "", "How it falls (type: wsd); 1-sqrt: fast, then slower.", with_notice},
+          EnumCodec<DecayShape>(), FIELD(train.lr_schedule.decay_shape)));
+  table.push_back(top({"train.lr_schedule.restart_steps", "steps",
+                       "Length of the first cycle (type: cosine_restarts): behind it the learning rate is at its "
+                       "highest again.",
+                       with_notice},
+                      at_least(1), FIELD(train.lr_schedule.restart_steps)));
+  table.push_back(top(
+      {"train.lr_schedule.restart_factor", "",
+       "How many times as long each cycle is as the one before it, 1 at least (type: cosine_restarts).", with_notice},
+      NumberCodec{1.0, 1e6}, FIELD(train.lr_schedule.restart_factor)));
   table.push_back(
       top({"train.clip_norm", "", "Longest gradient; a longer one is scaled down. null: no clipping.", with_notice},
           optional(positive()), FIELD(train.clip_norm)));
   table.push_back(
-      top({"train.label_smoothing", "", "Part of the target spread over the whole vocabulary.", with_notice},
+      top({"train.label_smoothing", "",
+           "Part of the target that is spread over the whole vocabulary, of what is optimised; losses are reported "
+           "without it.",
+           with_notice},
           NumberCodec{0.0, 1.0, Bounds::open_above}, FIELD(train.label_smoothing)));
+  table.push_back(
+      top({"train.z_loss", "",
+           "Times the square of log(sum of exp(logits)) of a token, averaged over tokens, is added to what is "
+           "optimised, such as 1e-4; losses are reported without it.",
+           with_notice},
+          NumberCodec{0.0, 1e3}, FIELD(train.z_loss)));
+  table.push_back(section_row(
+      {"train.ema", "",
+       "An exponential moving average of the weights beside them, for evaluate.ema and the --ema of commands; null: "
+       "none.",
+       never},
+      ema_table(), FIELD(train.ema)));
   table.push_back(top(
       {"train.recompute", "",
        "What the backward computes again and memory need not keep: selective, norms and activation functions; full, "
@@ -271,6 +314,8 @@ void add_rest(KeyTable<Config>& table) {
   table.push_back(
       top({"evaluate.batches", "global batches", "How much of each validation set an evaluation reads; 0: all of it."},
           at_least(0), FIELD(evaluate.batches)));
+  table.push_back(top({"evaluate.ema", "", "Evaluate train.ema's average of the weights in their place."}, BoolCodec(),
+                      FIELD(evaluate.ema)));
   table.push_back(list_row({"evaluate.tasks", "", "Multiple-choice tasks to evaluate on, all of each.", freely, "[]"},
                            "list of tasks", task_table(), FIELD(evaluate.tasks)));
   table.push_back(section_row({"early_stop", "", "Stop when a metric no longer improves; null: never."},
@@ -370,6 +415,45 @@ const KeyTable<EarlyStopConfig>& early_stop_table() {
     out.push_back(
         row<EarlyStopConfig>({"target", "", "Stop as soon as a loss is at or below it, an accuracy at or above it."},
                              optional(NumberCodec()), FIELD(target)));
+    return out;
+  }();
+  return table;
+}
+
+const KeyTable<BatchScalingConfig>& batch_scaling_table() {
+  static const KeyTable<BatchScalingConfig> table = [] {
+    KeyTable<BatchScalingConfig> out;
+    out.push_back(row<BatchScalingConfig>(
+        {"rule", "", "linear: times train.global_batch / base; sqrt: times the root of that.", with_notice},
+        EnumCodec<BatchScaling>(), FIELD(rule)));
+    out.push_back(row<BatchScalingConfig>(
+        {"base", "samples", "The batch that the learning rate is given for.", with_notice, "required"},
+        at_least(1, kMaxBatch), FIELD(base)));
+    return out;
+  }();
+  return table;
+}
+
+const KeyTable<EmaConfig>& ema_table() {
+  static const KeyTable<EmaConfig> table = {row<EmaConfig>(
+      {"decay", "", "What of the average stays at an update: 0.999 of it, and 0.001 of the weights.", never},
+      NumberCodec{0.0, 1.0, Bounds::open_above}, FIELD(decay))};
+  return table;
+}
+
+const KeyTable<BatchRampConfig>& batch_ramp_table() {
+  static const KeyTable<BatchRampConfig> table = [] {
+    constexpr std::int64_t most_steps = std::int64_t{1} << 32;  // times samples still counts
+    KeyTable<BatchRampConfig> out;
+    out.push_back(row<BatchRampConfig>({"from", "samples", "The batch of the first step.", with_notice, "required"},
+                                       at_least(1, kMaxBatch), FIELD(from)));
+    out.push_back(row<BatchRampConfig>(
+        {"by", "samples", "How much it grows at a time; divides what global_batch is above `from`.", with_notice,
+         "required"},
+        at_least(1, kMaxBatch), FIELD(by)));
+    out.push_back(row<BatchRampConfig>(
+        {"steps", "steps", "Steps of the ramp; those behind it have global_batch.", with_notice, "required"},
+        at_least(1, most_steps), FIELD(steps)));
     return out;
   }();
   return table;

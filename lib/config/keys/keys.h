@@ -62,6 +62,8 @@ std::string_view to_text(DataCheck value);
 std::string_view to_text(BadRecordPolicy value);
 std::string_view to_text(OptimizerKind value);
 std::string_view to_text(LrScheduleKind value);
+std::string_view to_text(DecayShape value);
+std::string_view to_text(BatchScaling value);
 std::string_view to_text(RecomputeKind value);
 std::string_view to_text(OffloadKind value);
 std::string_view to_text(ZeroReduceKind value);

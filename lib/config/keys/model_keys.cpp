@@ -121,10 +121,13 @@ void add_model(KeyTable<Config>& table) {
       top({"model.init.std", "",
            "Standard deviation of initial weights (type: normal) and, whatever the type, of embeddings.", never},
           positive(1e3), FIELD(model.init.std)));
-  table.push_back(top(
-      {"model.init.scale_residual", "",
-       "Whether projections back into the residual stream start smaller by sqrt(2 * layers) (type: normal).", never},
-      BoolCodec(), FIELD(model.init.scale_residual)));
+  table.push_back(spelled_out(
+      top({"model.init.scale_residual", "",
+           "Whether projections back into the residual stream start smaller by sqrt(2 * layers); auto: those of type "
+           "normal do. A resume has its weights already.",
+           with_notice},
+          optional(BoolCodec(), "auto"), FIELD(model.init.scale_residual)),
+      [](const ModelConfig& model) { return BoolCodec().text(model.init.scales_residual()); }));
   table.push_back(top({"model.init.from", "", "A Hugging Face folder to start from; read at the first start only."},
                       optional(path_text()), FIELD(model.init.from)));
 }

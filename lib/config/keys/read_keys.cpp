@@ -138,6 +138,9 @@ std::vector<KeyInfo> all_keys() {
     }
     if (path == "data.validation") append(keys, validation_table(), path + "[].");
     if (path == "evaluate.tasks") append(keys, task_table(), path + "[].");
+    if (path == "train.optimizer.scale_with_batch") append(keys, batch_scaling_table(), path + ".");
+    if (path == "train.batch_ramp") append(keys, batch_ramp_table(), path + ".");
+    if (path == "train.ema") append(keys, ema_table(), path + ".");
     if (path == "train.spike") append(keys, spike_table(), path + ".");
     if (path == "finetune.unfreeze") append(keys, unfreeze_table(), path + "[].");
     if (path == "finetune.lora") append(keys, lora_table(), path + ".");

@@ -15,12 +15,10 @@ namespace scaletrain {
 
 namespace {
 
-constexpr std::array<UnsupportedValue, 7> kTable = {{
+constexpr std::array<UnsupportedValue, 6> kTable = {{
     {"model.dropout", "above 0", [](const Config& c) { return c.model.dropout > 0; }, "0"},
     {"train.optimizer.type", "muon | adafactor", nullptr, "adamw, sgd, lion, lamb, lars or ademamix"},
-    {"train.lr_schedule.type", "wsd", [](const Config& c) { return c.train.lr_schedule.type == LrScheduleKind::wsd; },
-     "cosine, linear or constant"},
-    {"train.label_smoothing", "above 0", [](const Config& c) { return c.train.label_smoothing > 0; }, "0"},
+    {"train.global_batch", "auto", nullptr, "a number of samples"},
     {"finetune.lora.dropout", "above 0",
      [](const Config& c) { return c.finetune.lora && c.finetune.lora->dropout > 0; }, "0"},
     {"precision.compute", "fp8", nullptr, "auto, fp32, tf32, bf16 or fp16"},
@@ -29,11 +27,13 @@ constexpr std::array<UnsupportedValue, 7> kTable = {{
      "fp32 or bf16"},
 }};
 
-constexpr std::array<UnsupportedKey, 6> kKeys = {{
+constexpr std::array<UnsupportedKey, 7> kKeys = {{
     {"model.experts", "a mixture of experts",
      "expert | experts | num_experts | num_local_experts | num_experts_per_tok | moe"},
     {"parallel.expert", "expert parallelism", "expert_parallel | expert_model_parallel_size | ep"},
     {"parallel.context", "context parallelism", "context_parallel | context_parallel_size | cp"},
+    {"log.gradient_noise", "the gradient noise scale as a metric",
+     "gradient_noise | gradient_noise_scale | noise_scale"},
     {"log.report", "an HTML report of the run", "html_report"},
     {"log.wandb", "logging to Weights & Biases", "wandb"},
     {"", "Hugging Face models of other families than GPT-2, Llama, Mistral, Qwen2, Qwen3 and Gemma (1, 2, 3 text)", ""},

@@ -50,6 +50,8 @@ class ConsumptionHistory {
   // history that went back. What was trained on stays what this one says.
   void go_on_like(const ConsumptionHistory& now, std::int64_t next);
 
+  // The samples of the steps from here on.
+  void change_batch(std::int64_t global_batch);
   // One optimizer step was taken on batch(), which held so many tokens.
   void consume_batch(std::int64_t tokens);
   // The samples [first, first + count) of the current segment are never trained on (again). Those before the next
@@ -83,7 +85,6 @@ class ConsumptionHistory {
  private:
   const HistorySegment& current() const;
   void note_parts(const std::vector<MixSource>& sources);
-  void change_batch(std::int64_t global_batch);
   void begin_segment(HistorySegment segment);
 
   std::vector<HistorySegment> segments_;

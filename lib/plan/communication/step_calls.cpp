@@ -295,7 +295,7 @@ ExecutionOrder order_of(const PhasePlan& plan, Rank rank, std::span<const Schedu
 }
 
 ExecutionOrder order_of_step(const PhasePlan& plan, Rank rank, int first_trained) {
-  return order_of(plan, rank, plan.schedule(rank, first_trained), first_trained);
+  return order_of(plan, rank, plan.schedule(rank, plan.num_micro_batches, first_trained), first_trained);
 }
 
 void walk_evaluation(StepWalk& walk, const PhasePlan& plan, Rank rank, const RankWork& work) {

@@ -381,6 +381,10 @@ std::string head_text(const PlanFacts& facts) {
        fmt::format("{} of {} ({} each)", steps_text(facts),
                    grouped_count(static_cast<std::uint64_t>(phase.global_batch), "sample"),
                    grouped_count(static_cast<std::uint64_t>(checked_mul(phase.global_batch, model.context)), "token")));
+  if (const auto& ramp = facts.config.train.batch_ramp)
+    line("batch ramp", fmt::format("{} at first, {} more at a time, for {}; then as many as steps have",
+                                   grouped_count(static_cast<std::uint64_t>(ramp->from), "sample"), ramp->by,
+                                   grouped_count(static_cast<std::uint64_t>(ramp->steps), "step")));
   const bool is_alone = phase.mesh.world() == 1;
   line("mesh", fmt::format("{} = {}{}", phase.mesh.text(), counted(phase.mesh.world(), "rank"),
                            is_alone ? "" : "; " + unbroken(rank_pattern(phase))));

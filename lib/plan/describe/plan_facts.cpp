@@ -9,6 +9,7 @@
 #include "base/numbers/checked.h"
 #include "base/text.h"
 #include "comm/collective/direct_communicator.h"
+#include "config/batch_ramp.h"
 #include "config/keys/keys.h"
 #include "plan/describe/source_draws.h"
 #include "store/group_call.h"
@@ -118,12 +119,18 @@ void add_epochs(RunWork& work, const PlanFacts& facts) {
   }
 }
 
+double samples_of_steps(const PlanFacts& facts, double first, double count) {
+  if (!facts.config.train.batch_ramp) return count * static_cast<double>(facts.phase.global_batch);
+  return static_cast<double>(
+      samples_from(facts.config.train, static_cast<std::int64_t>(first), static_cast<std::int64_t>(count)));
+}
+
 // What the run is, in samples, tokens and operations.
 RunWork run_work(const PlanFacts& facts) {
   const PhasePlan& phase = facts.phase;
   RunWork work;
   work.steps = static_cast<double>(phase.num_steps);
-  work.samples = work.steps * static_cast<double>(phase.global_batch);
+  work.samples = samples_of_steps(facts, 0.0, work.steps);
   work.tokens = work.samples * static_cast<double>(phase.model.context);
   work.flops = work.tokens * model_flops_per_token(phase.model, phase.table);
   work.steps_left = work.steps;
@@ -131,7 +138,7 @@ RunWork run_work(const PlanFacts& facts) {
     work.first_step = static_cast<double>(so_far->step);
     work.steps_left = static_cast<double>(so_far->last_step - so_far->step);
   }
-  work.samples_left = work.steps_left * static_cast<double>(phase.global_batch);
+  work.samples_left = samples_of_steps(facts, work.first_step, work.steps_left);
   // What caps leave of a run whose length is not known nobody can tell.
   if (facts.options.step_count != StepCount::unknown) add_epochs(work, facts);
   return work;

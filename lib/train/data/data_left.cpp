@@ -9,6 +9,7 @@
 
 #include "base/numbers/checked.h"
 #include "base/text.h"
+#include "config/batch_ramp.h"
 #include "train/run_length.h"
 
 namespace scaletrain {
@@ -21,6 +22,13 @@ std::int64_t batch_of(const RunState& state) {
 
 std::int64_t samples_left(std::int64_t all, const RunState& state) {
   return std::max<std::int64_t>(0, all - state.history.next_sample());
+}
+
+// Of the most steps that so many samples suffice for.
+std::int64_t samples_of_whole_steps(const TrainConfig& train, std::int64_t step, std::int64_t samples) {
+  const std::int64_t steps = steps_to_samples(train, step, samples);
+  const std::int64_t needed = samples_from(train, step, steps);
+  return needed <= samples ? needed : needed - batch_of_step(train, checked_add(step, steps) - 1);
 }
 
 std::string digits(std::int64_t count) {
@@ -47,7 +55,7 @@ std::string sources_text(const std::vector<TokenBounds>& sources) {
 
 std::string step_shortage(const Config& config, const RunState& state, std::int64_t left) {
   const std::int64_t steps = last_step(config, state) - state.step;
-  const std::int64_t needed = checked_mul(steps, batch_of(state));
+  const std::int64_t needed = samples_from(config.train, state.step, steps);
   if (needed <= left) return {};
   return fmt::format(
       "data.train: the {} from here on need{} {} samples and the epoch caps leave {}; raise data.train[].epochs or "
@@ -68,7 +76,7 @@ std::string data_shortage(const TrainingData& data, const Config& config, const 
   const std::int64_t wanted = *config.train.tokens - consumed;
   if (wanted <= 0) return {};
   const std::int64_t next = state.history.next_sample();
-  const std::int64_t whole = left - left % batch_of(state);
+  const std::int64_t whole = samples_of_whole_steps(config.train, state.step, left);
   const auto count = [&](std::int64_t samples) { return data.tokens_between(next, next + whole, samples); };
   if (sum_of(count(0)).least >= wanted) return {};
   const std::vector<TokenBounds> sources = count(looked_up);

@@ -103,6 +103,10 @@ std::string compute_text(const WorkerParts& parts, const RunState& state) {
     text += fmt::format(", gradients between replicas in {}", to_text(parts.config.precision.reduce));
   if (parts.phase.recompute != RecomputeKind::none)
     text += fmt::format(", train.recompute {}", to_text(parts.phase.recompute));
+  const TrainConfig& train = parts.config.train;
+  if (train.label_smoothing > 0) text += fmt::format(", train.label_smoothing {}", train.label_smoothing);
+  if (train.z_loss > 0) text += fmt::format(", train.z_loss {}", train.z_loss);
+  if (train.ema) text += fmt::format(", an average of the weights (train.ema.decay {})", train.ema->decay);
   if (parts.phase.offload)
     text += fmt::format(", train.optimizer.offload {}", to_text(parts.config.train.optimizer.offload));
   if (parts.config.run.cuda_graphs) text += ", by CUDA graphs";

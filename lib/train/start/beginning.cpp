@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/numbers/checked.h"
 #include "base/text.h"
+#include "config/batch_ramp.h"
 #include "config/keys/keys.h"
 #include "nn/init.h"
 #include "train/data/data_report.h"
@@ -109,8 +110,8 @@ Beginning begin_from(const Checkpoint* checkpoint, WorkerParts& parts, const Wor
 void settle_data(WorkerParts& parts, Beginning& begin) {
   ConsumptionHistory& history = begin.state.history;
   const std::vector<MixSource> before = history.sources_read();
-  const bool is_same =
-      history.continue_with(parts.data->description(), parts.phase.model.context, parts.phase.global_batch);
+  const bool is_same = history.continue_with(parts.data->description(), parts.phase.model.context,
+                                             batch_of_step(parts.config.train, begin.state.step));
   parts.data->enter(history.mix());
   // Of a run in epochs both are known by now alone.
   check_warmup(parts.config, begin.state);
@@ -137,7 +138,7 @@ void settle_early_stop(WorkerParts& parts, RunState& state) {
 std::vector<SourceRecord> tell_sources(WorkerParts& parts, const RunState& state) {
   const std::int64_t steps = std::max<std::int64_t>(0, last_step(parts.config, state) - state.step);
   std::vector<SourceRecord> sources =
-      source_records(*parts.data, parts.contents, state.history, checked_mul(steps, parts.phase.global_batch));
+      source_records(*parts.data, parts.contents, state.history, samples_from(parts.config.train, state.step, steps));
   for (const std::string& line : source_lines(sources, state.history.samples_consumed() > 0)) parts.log.info(line);
   if (parts.config.train.epochs) {
     std::int64_t samples = 0;

@@ -24,7 +24,7 @@ MeasuredOn measured_now(const Config& config, const ValidationConfig& set) {
 MeasuredOn measured_now(const Config& config, const TaskConfig& task) {
   const auto tokenizer = make_tokenizer(config.data.tokenizer, config.model.vocab);
   const std::string key = fmt::format("evaluate.tasks.{}", &task - config.evaluate.tasks.data());
-  return measured_on(ChoiceTask(task.name, task.path, *tokenizer, config.model.context, key));
+  return measured_on(ChoiceTask(task.name, task.path, *tokenizer, config.model.context, key), config);
 }
 
 }  // namespace

@@ -46,24 +46,21 @@ class PartSource final : public MicroBatchSource {
 }  // namespace
 
 StepRunner::StepRunner(const Parts& parts)
-    : parts_(parts), squares_(parts.backend, parts.store), executor_(executor_parts(parts)) {
+    : parts_(parts),
+      squares_(parts.backend, parts.store),
+      executor_(executor_parts(parts)),
+      average_(parts.plan.ema ? std::optional<WeightAverage>(*parts.plan.ema) : std::nullopt) {
   parts_.optimizer.prepare(parts_.backend, parts_.store);
 }
 
-const ExecutionOrder& StepRunner::training(int first_trained) {
-  const auto known = training_.find(first_trained);
-  if (known != training_.end()) return known->second;
-  const std::vector<ScheduleStep> steps = parts_.plan.schedule(parts_.rank, first_trained);
-  return training_.emplace(first_trained, executor_.order_of(steps, first_trained)).first->second;
-}
-
 StepRunner::Result StepRunner::step(MicroBatchSource& source, const StepSettings& settings, const AskVotes& votes,
-                                    const BeforeUpdate& before_update) {
+                                    const BeforeUpdate& before_update, std::int64_t micro_batches) {
   const std::int64_t updates = settings.update - 1;  // made before
+  const ExecutionOrder& order = training_order(micro_batches > 0 ? micro_batches : parts_.plan.num_micro_batches,
+                                               parts_.plan.table.first_trained_unit(updates));
   parts_.store.zero_gradients(parts_.stream, updates);
   Result result;
-  executor_.train(training(parts_.plan.table.first_trained_unit(updates)), source,
-                  parts_.plan.loss_gradient * settings.loss_scale,
+  executor_.train(order, source, parts_.plan.loss_gradient * settings.loss_scale,
                   [&] { result = update(settings, votes, before_update); });
   return result;
 }
@@ -90,8 +87,27 @@ StepRunner::Result StepRunner::update(const StepSettings& settings, const AskVot
                                       .micro_scale = parts_.plan.loss_gradient * settings.loss_scale},
                                      settings);
   if (before_update) before_update();
+  const bool averages = average_ && result.outcome.skip == SkipReason::none;
+  if (averages) average_->begin(parts_.backend, parts_.stream, parts_.store, settings.update);
   parts_.optimizer.step(parts_.backend, parts_.stream, parts_.store, result.outcome.block);
+  if (averages) WeightAverage::end(parts_.store);
   return result;
+}
+
+void StepRunner::swap_average(const BeforeUpdate& before_update) {
+  SCALETRAIN_CHECK(average_.has_value());
+  if (before_update) before_update();
+  WeightAverage::swap(parts_.backend, parts_.stream, parts_.store);
+}
+
+// Kept: a batch that grows has each size for many steps, and so has a backward each length.
+const ExecutionOrder& StepRunner::training_order(std::int64_t num_micro_batches, int first_trained) {
+  const std::pair key(num_micro_batches, first_trained);
+  const auto known = training_.find(key);
+  if (known != training_.end()) return known->second;
+  SCALETRAIN_CHECK_LE(num_micro_batches, parts_.plan.num_micro_batches);
+  const std::vector<ScheduleStep> steps = parts_.plan.schedule(parts_.rank, num_micro_batches, first_trained);
+  return training_.emplace(key, executor_.order_of(steps, first_trained)).first->second;
 }
 
 // Kept: sets do not change their sizes, so that few lengths are asked for, and none longer than the longest part.

@@ -16,6 +16,7 @@
 #include "optim/gradient_norm.h"
 #include "optim/optimizer.h"
 #include "optim/step_scalars.h"
+#include "optim/weight_average.h"
 #include "plan/run_plan.h"
 #include "store/rank_groups.h"
 #include "train/step/stage_executor.h"
@@ -57,8 +58,9 @@ class StepRunner {
 
   // source: this replica's micro-batches. After it the store's gradients are those of the whole batch (held ranges),
   // and the parameters are updated (or, with outcome.skip, as before).
+  // micro_batches: of a step with fewer than the plan's, on each replica; 0: as many.
   Result step(MicroBatchSource& source, const StepSettings& settings, const AskVotes& votes = {},
-              const BeforeUpdate& before_update = {});
+              const BeforeUpdate& before_update = {}, std::int64_t micro_batches = 0);
 
   // Sums over all micro-batches of all replicas: every replica runs num_micro_batches of its own (some may be empty).
   // Gradients and parameters stay as they are. They run in parts of bounded length: a schedule's size, and the time to
@@ -78,23 +80,28 @@ class StepRunner {
   bool evaluate_samples(MicroBatchSource& source, std::int64_t num_micro_batches, std::span<double> sums,
                         const std::function<bool()>& wants_to_stop = {});
 
+  // The averages of train.ema and the weights change places, until the next call: for evaluations in between, and
+  // nothing else. before_update: as for a step.
+  void swap_average(const BeforeUpdate& before_update = {});
+
   // Returns when all ranks have come here, or one of them is gone. Before all end for a reason that all have seen: who
   // ends first would otherwise take from the others the time to say so.
   void wait_for_all();
 
  private:
-  // Of steps that train nothing before this unit: few lengths of the backward are asked for.
-  const ExecutionOrder& training(int first_trained);
   // What the schedule's optimizer_step means.
   Result update(const StepSettings& settings, const AskVotes& votes, const BeforeUpdate& before_update);
+  // Of steps that train nothing before this unit.
+  const ExecutionOrder& training_order(std::int64_t num_micro_batches, int first_trained);
   const ExecutionOrder& evaluation_part(std::int64_t num_micro_batches);
 
   Parts parts_;
   GradientSquares squares_;  // before the executor, which waits for what writes them
   StageExecutor executor_;
-  std::map<int, ExecutionOrder> training_;             // by the first unit that is trained
-  std::map<std::int64_t, ExecutionOrder> evaluation_;  // by the number of micro-batches
-  std::optional<MirroredBuffer> sample_losses_;        // of an evaluation part; none before one asks for them
+  std::optional<WeightAverage> average_;
+  std::map<std::pair<std::int64_t, int>, ExecutionOrder> training_;  // by the micro-batches and the first unit trained
+  std::map<std::int64_t, ExecutionOrder> evaluation_;                // by the number of micro-batches
+  std::optional<MirroredBuffer> sample_losses_;  // of an evaluation part; none before one asks for them
   std::size_t sample_losses_bytes_ = 0;
 };
 

@@ -173,6 +173,31 @@ TEST_CASE("the_best_checkpoint_of_a_run_is_taken_if_asked_for_and_else_named") {
         loss_of(workspace().run({"evaluate", run, "--json"})));
 }
 
+TEST_CASE("averages_of_weights_are_exported_and_refused_where_there_are_none") {
+  check_refused(workspace().run({"evaluate", newest(), "--ema"}), 3, {"holds no averages", "train.ema"});
+  const Ended end = workspace().run(workspace().training("averaged", {"train.ema={decay: 0.5}", "evaluate.ema=true"}));
+  REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+  const std::string run = (workspace() / "averaged").string();
+  const auto exported = [&](const std::string& name, const std::vector<std::string>& more) {
+    const std::string folder = (workspace() / name).string();
+    std::vector<std::string> command = {"checkpoint", "export", run, "--to", "huggingface", "--output", folder};
+    command.insert(command.end(), more.begin(), more.end());
+    const Ended written = workspace().run(command);
+    REQUIRE_MESSAGE(written.exit_code == 0, written.errors);
+    return loss_of(workspace().run({"evaluate", folder, "--tokenizer", "bytes", "--data", held(), "--json"}));
+  };
+  const auto evaluated = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> command = {"evaluate", run, "--data", held(), "--json"};
+    command.insert(command.end(), more.begin(), more.end());
+    return loss_of(workspace().run(command));
+  };
+  CHECK(exported("of-weights", {}) == evaluated({}));
+  CHECK(exported("of-averages", {"--ema"}) == evaluated({"--ema"}));
+  CHECK(evaluated({}) != evaluated({"--ema"}));
+  check_refused(workspace().run({"evaluate", (workspace() / "of-averages").string(), "--ema", "--data", held()}), 2,
+                {"--ema", "is a Hugging Face folder"});
+}
+
 TEST_CASE("best_is_refused_where_there_is_none") {
   check_refused(workspace().run({"evaluate", newest(), "--best"}), 2, {"--best", "is no run folder"});
   check_refused(workspace().run({"checkpoint", "verify", undisturbed_run().string(), "--best"}), 3,

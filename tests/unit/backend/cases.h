@@ -1,6 +1,8 @@
 // The cases of every operation: at least 30 shapes each, among them 1, primes and powers of two with their neighbours.
 #pragma once
 
+#include <cmath>
+
 #include "parity.h"
 
 namespace scaletrain::parity {
@@ -36,6 +38,17 @@ std::vector<Case> momentum_cases();
 std::vector<Case> lion_cases();
 std::vector<Case> ademamix_cases();
 std::vector<Case> adam_direction_cases();
+std::vector<Case> average_cases();
+std::vector<Case> swap_cases();
+
+// Of the loss of every case with another index: smoothed labels, the z-loss, or both.
+inline LossShape shape_of_case(std::size_t index) {
+  return {.label_smoothing = index % 3 == 0 ? 0.0 : 0.125, .z_loss = index % 3 == 1 ? 0.0 : 0.01};
+}
+// How much the z-loss may make of what the softmax is otherwise.
+inline double weight_of(const LossShape& shape, double log_z) {
+  return 1.0 + 2.0 * shape.z_loss * std::fabs(log_z);
+}
 
 struct CasesOfOperation {
   const char* name;

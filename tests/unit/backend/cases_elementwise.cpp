@@ -28,9 +28,13 @@ std::vector<Case> cross_entropy_cases() {
     Values logits;
     Ids targets;
     double d_scale = 0;
+    LossShape shape;
   };
   std::vector<Case> cases;
-  for (const Extent& e : row_extents()) {
+  std::vector<std::pair<Extent, LossShape>> extents;
+  for (const Extent& e : row_extents()) extents.emplace_back(e, LossShape());
+  for (const Extent& e : row_extents()) extents.emplace_back(e, shape_of_case(extents.size()));
+  for (const auto& [e, shape] : extents) {
     const std::string key = "cross_entropy" + std::to_string(cases.size());
     auto o = std::make_shared<Operands>();
     o->extent = e;
@@ -38,8 +42,9 @@ std::vector<Case> cross_entropy_cases() {
     o->targets = random_ids(key + "targets", e.rows, e.columns);
     for (std::size_t n = 1; n < o->targets.size(); n += 3) o->targets[n] = -1;
     o->d_scale = cases.size() % 4 == 3 ? 0.0 : 0.75;
+    o->shape = shape;
     Case c;
-    c.name = name_of(e) + (o->d_scale != 0 ? " with gradient" : "");
+    c.name = name_of(e) + (o->d_scale != 0 ? " with gradient" : "") + (shape ? " shaped" : "");
     c.reduction_length = static_cast<double>(e.columns);
     c.run = [o](Device& device) {
       double loss_sum = 0.5;
@@ -49,7 +54,8 @@ std::vector<Case> cross_entropy_cases() {
                               .targets = device.put_ids(o->targets, {o->extent.rows}),
                               .d_scale = o->d_scale,
                               .loss_sum = number_at(loss_sum),
-                              .num_classes = columns});
+                              .num_classes = columns,
+                              .shape = o->shape});
       return std::vector<Output>{{"loss_sum", {loss_sum}, Kind::master}, {"logits", Device::get(logits, columns)}};
     };
     double loss_scale = 0.5;
@@ -61,7 +67,8 @@ std::vector<Case> cross_entropy_cases() {
       for (std::int64_t v = 0; v < e.columns; ++v) total += std::exp(row[v]);
       if (target >= 0) loss_scale += std::max(1.0, std::fabs(row[target]));
       for (std::int64_t v = 0; v < e.columns; ++v) {
-        const double size = v == target ? 1.0 : std::exp(row[v]) / total;
+        const double size = (v == target ? 1.0 : std::exp(row[v]) / total) * weight_of(o->shape, std::log(total)) +
+                            o->shape.label_smoothing / static_cast<double>(e.columns);
         logits_scale.push_back(target < 0 || o->d_scale == 0 ? untouched : o->d_scale * size);
       }
     }

@@ -327,4 +327,47 @@ std::vector<Case> adam_direction_cases() {
   return cases;
 }
 
+std::vector<Case> average_cases() {
+  std::vector<Case> cases;
+  for (const std::int64_t n : lengths()) {
+    const std::string key = "average" + std::to_string(cases.size());
+    const Values average = normal(key + "average", n);
+    const Values param = normal(key + "param", n);
+    const double decay = cases.size() % 5 == 0 ? 0.0 : 0.875;
+    Case c;
+    c.name = std::to_string(n);
+    c.run = [=](Device& device) {
+      const View of = device.put_master(average, {n});
+      device.run(AverageStep{.average = of, .param = device.put_master(param, {n}), .decay = decay});
+      return std::vector<Output>{{"average", Device::get(of), Kind::master}};
+    };
+    Values scale;
+    for (std::size_t e = 0; e < average.size(); ++e) scale.push_back(std::hypot(average[e], param[e]));
+    c.scales = {scale};
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+std::vector<Case> swap_cases() {
+  std::vector<Case> cases;
+  for (const std::int64_t n : lengths()) {
+    const std::string key = "swap" + std::to_string(cases.size());
+    const Values a = normal(key + "a", n);
+    const Values b = normal(key + "b", n);
+    Case c;
+    c.name = std::to_string(n);
+    c.run = [=](Device& device) {
+      const View left = device.put_master(a, {n});
+      const View right = device.put_master(b, {n});
+      device.run(Swap{.a = left, .b = right});
+      return std::vector<Output>{{"a", Device::get(left), Kind::master}, {"b", Device::get(right), Kind::master}};
+    };
+    const Values scale(a.size(), untouched);
+    c.scales = {scale, scale};
+    cases.push_back(c);
+  }
+  return cases;
+}
+
 }  // namespace scaletrain::parity

@@ -129,15 +129,18 @@ std::vector<Case> softmax_statistics_cases() {
 
 std::vector<Case> cross_entropy_parts_cases() {
   std::vector<Case> cases;
-  for (const Extent& e : extents_with_empty_parts()) {
+  std::vector<std::pair<Extent, LossShape>> extents;
+  for (const Extent& e : extents_with_empty_parts()) extents.emplace_back(e, LossShape());
+  for (const Extent& e : extents_with_empty_parts()) extents.emplace_back(e, shape_of_case(extents.size()));
+  for (const auto& [e, shape] : extents) {
     const auto o = softmax_operands(cases.size(), e);
     Values statistics = o->others;
     const Values own = statistics_of(*o);
     statistics.insert(statistics.end(), own.begin(), own.end());
     Case c;
-    c.name = name_of(e, o->part) + (o->d_scale != 0 ? " with gradient" : "");
+    c.name = name_of(e, o->part) + (o->d_scale != 0 ? " with gradient" : "") + (shape ? " shaped" : "");
     c.reduction_length = static_cast<double>(std::max<std::int64_t>(1, e.columns));
-    c.run = [o, statistics](Device& device) {
+    c.run = [o, statistics, shape = shape](Device& device) {
       double loss_sum = 0.5;
       const std::int64_t rows = o->extent.rows;
       const std::int64_t columns = o->extent.columns;
@@ -149,7 +152,8 @@ std::vector<Case> cross_entropy_parts_cases() {
                                    .statistics = device.put_master(statistics, {o->num_others + 1, rows, 3}),
                                    .d_scale = o->d_scale,
                                    .loss_sum = number_at(loss_sum),
-                                   .num_classes = columns});
+                                   .num_classes = columns,
+                                   .shape = shape});
       return std::vector<Output>{{"loss_sum", {loss_sum}, Kind::master}, {"logits", Device::get(logits, columns)}};
     };
     double loss_scale = 0.5;
@@ -166,7 +170,8 @@ std::vector<Case> cross_entropy_parts_cases() {
       if (target >= 0) loss_scale += std::max(1.0, std::fabs(wanted));
       for (std::int64_t v = 0; v < e.columns; ++v) {
         const double probability = std::exp(o->logits[static_cast<std::size_t>(n * e.columns + v)]) / total;
-        const double size = o->part.first + v == target ? 1.0 : probability;
+        const double size = (o->part.first + v == target ? 1.0 : probability) * weight_of(shape, std::log(total)) +
+                            shape.label_smoothing / static_cast<double>(o->part.whole);
         logits_scale.push_back(target < 0 || o->d_scale == 0 ? untouched : o->d_scale * size);
       }
     }

@@ -254,6 +254,9 @@ TEST_CASE("loss_and_elementwise_descriptors_are_checked") {
   make.refuses(loss, "loss_sum", [](auto& op) { op.loss_sum = {}; });
   make.refuses(loss, "loss_sum", [&](auto& op) { op.loss_sum = make.floats({1}); });
   make.refuses(loss, "logits", [&](auto& op) { op.logits = make.floats({15}); });
+  make.refuses(loss, "shape.label_smoothing", [](auto& op) { op.shape.label_smoothing = 1.0; });
+  make.refuses(loss, "shape.label_smoothing", [](auto& op) { op.shape.label_smoothing = -0.1; });
+  make.refuses(loss, "shape.z_loss", [](auto& op) { op.shape.z_loss = -1e-4; });
   SoftmaxStatistics statistics;
   statistics.logits = make.floats({3, 5});
   statistics.targets = make.ids({3});
@@ -272,6 +275,8 @@ TEST_CASE("loss_and_elementwise_descriptors_are_checked") {
   parts.statistics = make.floats({2, 3, 3});
   parts.loss_sum = number_at(sum);
   make.refuses(parts, "first_class", [](auto& op) { op.first_class = 3; });
+  make.refuses(parts, "shape.label_smoothing", [](auto& op) { op.shape.label_smoothing = 1.0; });
+  make.refuses(parts, "shape.z_loss", [](auto& op) { op.shape.z_loss = std::numeric_limits<double>::infinity(); });
   make.refuses(parts, "statistics", [&](auto& op) { op.statistics = make.floats({2, 4, 3}); });
   make.refuses(parts, "statistics", [&](auto& op) { op.statistics = make.floats({6, 3}); });
   make.refuses(parts, "targets", [](auto& op) { op.targets = {}; });
@@ -351,6 +356,18 @@ TEST_CASE("optimizer_descriptors_are_checked") {
   make.refuses(adamw, "spans", [&](auto& op) { op.spans = beyond; });
   make.refuses(adamw, "spans", [&](auto& op) { op.spans = overlapping; });
   make.refuses(adamw, "spans", [&](auto& op) { op.spans = negative; });
+  AverageStep average;
+  average.average = make.floats({6});
+  average.param = make.floats({6});
+  make.refuses(average, "param", [&](auto& op) { op.param = make.floats({5}); });
+  make.refuses(average, "param", [&](auto& op) { op.param = make.doubles({6}); });
+  make.refuses(average, "average", [](auto& op) { op.param = op.average; });
+  make.refuses(average, "decay", [](auto& op) { op.decay = 1.0; });
+  Swap swap;
+  swap.a = make.floats({6});
+  swap.b = make.floats({6});
+  make.refuses(swap, "b", [&](auto& op) { op.b = make.floats({5}); });
+  make.refuses(swap, "a", [](auto& op) { op.b = op.a; });
   SgdStep sgd;
   sgd.param = make.floats({6});
   sgd.gradient = make.floats({6});

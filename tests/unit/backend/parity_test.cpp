@@ -42,7 +42,9 @@ const std::vector<CasesOfOperation>& scaletrain::parity::all_cases() {
                                                            {"momentum", momentum_cases},
                                                            {"lion", lion_cases},
                                                            {"ademamix", ademamix_cases},
-                                                           {"adam_direction", adam_direction_cases}};
+                                                           {"adam_direction", adam_direction_cases},
+                                                           {"average", average_cases},
+                                                           {"swap", swap_cases}};
   return operations;
 }
 

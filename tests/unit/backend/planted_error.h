@@ -145,6 +145,8 @@ class PlantedError final : public Backend {
   void spoiled(Stream& s, const AdamDirection& op) {
     run_and_spoil(s, op, {last(op.gradient), last(op.first_moment), last(op.second_moment)});
   }
+  void spoiled(Stream& s, const AverageStep& op) { run_and_spoil(s, op, {last(op.average)}); }
+  void spoiled(Stream& s, const Swap& op) { run_and_spoil(s, op, {last(op.a), last(op.b)}); }
 
   void launch(Stream& stream, const Operation& op) override {
     std::visit([&](const auto& descriptor) { spoiled(stream, descriptor); }, op);

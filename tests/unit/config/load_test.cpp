@@ -30,7 +30,7 @@ TEST_CASE("all errors are reported at once in the order of their places") {
       "train:\n"
       "  steps: 0\n"
       "  optimizer: {betas: [0.9, 1.5], learning_rate: \"6e-4\"}\n"
-      "  label_smoothing: 0.5\n"
+      "  label_smoothing: 1.5\n"
       "log: {every: 1.5}\n",
       {"train.global_batch=abc", "train.nonfinite.skip=-1"});
   const std::string expected =
@@ -43,7 +43,7 @@ TEST_CASE("all errors are reported at once in the order of their places") {
       "c.yaml:8:28: train.optimizer.betas: 1.5 is out of range; expected less than 1\n"
       "c.yaml:8:49: train.optimizer.learning_rate: expected a number, found text \"6e-4\" in quotes; remove the "
       "quotes\n"
-      "c.yaml:9:20: train.label_smoothing: 0.5 is not supported yet; use 0\n"
+      "c.yaml:9:20: train.label_smoothing: 1.5 is out of range; expected less than 1\n"
       "c.yaml:10:14: log.every: expected an integer, found the number 1.5\n"
       "--set train.global_batch=abc: train.global_batch: expected an integer, found text \"abc\"\n"
       "--set train.nonfinite.skip=-1: train.nonfinite.skip: -1 is out of range; expected at least 0";

@@ -115,13 +115,31 @@ Config random_config(std::uint64_t seed) {
   }
   c.train.optimizer = {OptimizerKind::sgd, dice.share(), dice.share(), dice.share(), dice.share(), dice.share()};
   c.train.lr_schedule = {LrScheduleKind::linear, dice.whole(0, 100), dice.share()};
+  if (dice.coin()) {
+    c.train.lr_schedule.type = LrScheduleKind::wsd;
+    if (dice.coin())
+      c.train.lr_schedule.decay_steps = dice.whole(1, 99);
+    else
+      c.train.lr_schedule.decay_share = dice.share();
+    c.train.lr_schedule.decay_shape = DecayShape::one_minus_sqrt;
+  } else if (dice.coin()) {
+    c.train.lr_schedule.type = LrScheduleKind::cosine_restarts;
+    c.train.lr_schedule.restart_steps = dice.whole(1, 99);
+    c.train.lr_schedule.restart_factor = 1.0 + dice.share();
+  }
+  if (dice.coin()) c.train.optimizer.scale_with_batch = BatchScalingConfig{BatchScaling::sqrt, dice.whole(1, 99)};
+  c.train.label_smoothing = dice.share();
+  c.train.z_loss = dice.share();
+  if (dice.coin()) c.train.ema = EmaConfig{dice.share()};
+  if (dice.coin()) c.train.batch_ramp = BatchRampConfig{c.train.global_batch, 3, dice.whole(9, 99)};
+  if (c.train.batch_ramp) c.train.global_batch += 3 * dice.whole(1, 9);
   if (dice.coin()) c.train.clip_norm.reset();
   c.train.nonfinite.skip = dice.whole(0, 99);
   if (dice.coin()) c.train.spike = SpikeConfig{dice.whole(8, 99), 9 * dice.share(), SpikeAction::skip};
   if (dice.coin()) c.parallel.data.reset();
   if (dice.coin()) c.precision.loss_scale = 1e6 * dice.share();
   c.precision.compute = c.precision.loss_scale ? Precision::fp16 : Precision::bf16;
-  c.evaluate = {dice.whole(1, 99), dice.whole(0, 99), {}};
+  c.evaluate = {dice.whole(1, 99), dice.whole(0, 99), c.train.ema && dice.coin(), {}};
   for (std::int64_t i = dice.whole(0, 2); i > 0; --i)
     c.evaluate.tasks.push_back({std::string(1, static_cast<char>('a' + i)) + dice.text(), dice.text()});
   if (!c.data.validation.empty())
@@ -221,13 +239,15 @@ TEST_CASE("each key is wired to its own member") {
       "  train: [{path: /a, weight: 2, epochs: 3}, {path: /b, type: tokens}],\n"
       "  validation: [{name: v, path: /c, type: auto, field: f, separator: s}], cache: /k, verify: all}\n"
       "train: {tokens: 1M, global_batch: 6, micro_batch: 3, recompute: full, label_smoothing: 0.125, clip_norm: 0.75,\n"
-      "  optimizer: {type: adamw, learning_rate: 0.1, betas: [0.2, 0.3], epsilon: 0.4, weight_decay: 0.6},\n"
+      "  z_loss: 0.25, ema: {decay: 0.375}, batch_ramp: {from: 2, by: 4, steps: 35},\n"
+      "  optimizer: {type: adamw, learning_rate: 0.1, betas: [0.2, 0.3], epsilon: 0.4, weight_decay: 0.6,\n"
+      "    scale_with_batch: {rule: sqrt, base: 36}},\n"
       "  lr_schedule: {type: linear, warmup: 8, min_ratio: 0.7}, nonfinite: {skip: 14},\n"
       "  spike: {window: 15, zscore: 16, action: rollback}}\n"
       "parallel: {data: 4, tensor: 17, sequence: true, pipeline: 3, schedule: interleaved, chunks: 2,\n"
       "  stage_layers: [1, 2, 1, 1, 1, 2], zero: 3}\n"
       "precision: {compute: fp16, reduce: bf16, loss_scale: 18}\n"
-      "evaluate: {every: 19, batches: 20}\n"
+      "evaluate: {every: 19, batches: 20, ema: true}\n"
       "early_stop: {metric: validation/v/loss, patience: 21, min_delta: 0.22, target: 23}\n"
       "checkpoint: {every: 24, keep: 25, best: false, background: true, keep_every: 26}\n"
       "supervise: {max_restarts: 27, heartbeat: 28s, elastic: {min_data: 1}}\n"
@@ -246,7 +266,7 @@ TEST_CASE("each key is wired to its own member") {
   CHECK((c.model.post_norm && c.model.norm_zero_centered && c.model.scale_embeddings));
   CHECK((c.model.query_pre_attn_scalar == 21.0 && c.model.attention_softcap == 22.5 && c.model.logit_softcap == 23.5));
   CHECK(c.model.window == WindowConfig{24, 3, 25.0});
-  CHECK((c.model.init.std == 0.5 && !c.model.init.scale_residual));
+  CHECK((c.model.init.std == 0.5 && c.model.init.scale_residual == false));
   CHECK((c.data.tokenizer.type == TokenizerKind::ids && c.data.tokenizer.end_of_document == 10));
   CHECK((c.data.documents.attention == DocumentAttention::within && !c.data.documents.loss_across));
   CHECK((c.data.train.at(0).path == "/a" && c.data.train.at(0).weight == 2 && c.data.train.at(0).epochs == 3));
@@ -260,6 +280,19 @@ TEST_CASE("each key is wired to its own member") {
   CHECK((c.train.optimizer.weight_decay == 0.6 && c.train.lr_schedule.type == LrScheduleKind::linear));
   CHECK((c.train.lr_schedule.warmup == 8 && c.train.lr_schedule.min_ratio == 0.7 && c.train.clip_norm == 0.75));
   CHECK((c.train.label_smoothing == 0.125 && c.train.recompute == RecomputeKind::full && c.train.nonfinite.skip == 14));
+  CHECK((c.train.z_loss == 0.25 && c.train.ema == EmaConfig{0.375} && c.evaluate.ema));
+  CHECK(c.train.batch_ramp == BatchRampConfig{2, 4, 35});
+  CHECK(c.train.optimizer.scale_with_batch == BatchScalingConfig{BatchScaling::sqrt, 36});
+  const LrScheduleConfig wsd =
+      load_text(kLeast, {"train.lr_schedule={type: wsd, decay_steps: 37, decay_shape: 1-sqrt}"})
+          .config.train.lr_schedule;
+  CHECK((wsd.type == LrScheduleKind::wsd && wsd.decay_steps == 37 && wsd.decay_shape == DecayShape::one_minus_sqrt));
+  CHECK(load_text(kLeast, {"train.lr_schedule={type: wsd, decay_share: 0.375}"}).config.train.lr_schedule.decay_share ==
+        0.375);
+  const LrScheduleConfig cycles =
+      load_text(kLeast, {"train.lr_schedule={type: cosine_restarts, restart_steps: 38, restart_factor: 3}"})
+          .config.train.lr_schedule;
+  CHECK((cycles.restart_steps == 38 && cycles.restart_factor == 3));
   CHECK((c.train.spike->window == 15 && c.train.spike->zscore == 16 && c.train.spike->action == SpikeAction::rollback));
   CHECK((c.parallel.data == 4 && c.parallel.tensor == 17 && c.parallel.sequence && c.parallel.pipeline == 3));
   CHECK((c.parallel.schedule == ScheduleKind::interleaved && c.parallel.chunks == 2 && c.parallel.zero == 3));
@@ -276,7 +309,7 @@ TEST_CASE("each key is wired to its own member") {
   CHECK((c.finetune.freeze == std::vector<std::string>{"a.*", "*.b"} && c.finetune.layer_decay == 0.75));
   CHECK(c.finetune.unfreeze == std::vector<UnfreezeConfig>{{3, {"a.b"}}});
   CHECK((c.finetune.learning_rates == std::vector<std::pair<std::string, double>>{{"*.bias", 2.0}, {"d.?", 0.5}}));
-  CHECK(loaded.unsupported.size() == 2);
+  CHECK(loaded.unsupported.size() == 1);
   const Config with_adapters =
       load_text(kLeast,
                 {"model.init.from=/f", "finetune.lora={rank: 3, alpha: 5, dropout: 0, targets: [q_proj, mlp.b]}"})

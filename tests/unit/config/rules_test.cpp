@@ -200,6 +200,11 @@ TEST_CASE("what has no effect beside the other keys is noticed") {
       {{"supervise.elastic={min_data: 2}", "parallel.data=2"},
        "supervise.elastic: min_data is parallel.data: 2, so the run never goes on with fewer"},
       {{"supervise.elastic={min_data: 1}", "parallel.data=2"}, ""},
+      {{"train.optimizer.scale_with_batch={base: 8}", "train.optimizer.learning_rate=0.5", "train.global_batch=32"},
+       "train.optimizer.scale_with_batch: the learning rate is 2: 0.5 of 8 samples, scaled to 32 (linear)"},
+      {{"train.optimizer.scale_with_batch={rule: sqrt, base: 8}", "train.optimizer.learning_rate=0.5",
+        "train.global_batch=32"},
+       "train.optimizer.scale_with_batch: the learning rate is 1: 0.5 of 8 samples, scaled to 32 (sqrt)"},
       {{"supervise.elastic={min_data: 2}", "parallel.data=auto"}, ""},
       {{"parallel.tensor=4", "parallel.data=3", "launch.ranks_per_node=6"},
        "parallel.tensor: groups of 4 ranks span hosts of 6 (launch.ranks_per_node), which is slow"},
@@ -344,9 +349,6 @@ TEST_CASE("keys that nothing would read are refused, their defaults are not") {
        "train.optimizer.offload: host is not possible with lamb, whose step follows from the norms of whole tensors"},
       {{"run.device=cuda", "train.optimizer.type=lars", "train.optimizer.offload=host"},
        "train.optimizer.offload: host is not possible with lars"},
-      {{"model.init.type=xavier", "model.init.scale_residual=false"},
-       "scale_residual: has no effect: it is only for model.init.type normal; this one is xavier"},
-      {{"model.init.type=he", "model.init.scale_residual=false"}, "only for model.init.type normal; this one is he"},
       {{"model.rope_theta=5e5"},
        "--set model.rope_theta=5e5: model.rope_theta: has no effect: it is only for model.position rope"},
       {{"model.rope_scaling.type=linear", "model.rope_scaling.factor=2"},
@@ -365,6 +367,29 @@ TEST_CASE("keys that nothing would read are refused, their defaults are not") {
        "model.rope_scaling.low_frequency_factor: 4 is no less than high_frequency_factor 4"},
       {{"train.lr_schedule.type=constant", "train.lr_schedule.min_ratio=0.2"},
        "min_ratio: has no effect: it is only for a train.lr_schedule.type that falls"},
+      {{"train.lr_schedule.decay_steps=5"},
+       "decay_steps: has no effect: it is only for train.lr_schedule.type wsd; this one is cosine"},
+      {{"train.lr_schedule.decay_share=0.5"}, "decay_share: has no effect: it is only for train.lr_schedule.type wsd"},
+      {{"train.lr_schedule.decay_shape=1-sqrt"},
+       "decay_shape: has no effect: it is only for train.lr_schedule.type wsd"},
+      {{"train.lr_schedule={type: wsd, decay_steps: 5, decay_share: 0.5}"},
+       "decay_share: has no effect: decay_steps says how long the decay is"},
+      {{"train.lr_schedule={type: wsd, restart_steps: 5}"},
+       "restart_steps: has no effect: it is only for train.lr_schedule.type cosine_restarts; this one is wsd"},
+      {{"train.lr_schedule.restart_factor=2"},
+       "restart_factor: has no effect: it is only for train.lr_schedule.type cosine_restarts"},
+      {{"train.steps=100", "train.lr_schedule={type: wsd, warmup: 20, decay_steps: 81}"},
+       "train.lr_schedule.decay_steps: a decay of 81 steps is longer than the 80 that the run has behind its warm-up"},
+      {{"evaluate.ema=true"}, "evaluate.ema: there is no average to evaluate: add train.ema"},
+      {{"train.global_batch=8", "train.batch_ramp={from: 8, by: 2, steps: 5}"},
+       "train.batch_ramp.from: 8 is no smaller than train.global_batch 8"},
+      {{"train.global_batch=8", "train.batch_ramp={from: 3, by: 2, steps: 5}"},
+       "train.batch_ramp.by: 2 does not divide 5, which is train.global_batch 8 less `from` 3"},
+      {{"train.global_batch=8", "train.batch_ramp={from: 2, by: 2, steps: 2}"},
+       "train.batch_ramp.steps: 2 steps are fewer than the 3 times that the batch is to grow"},
+      {{"train.global_batch=8", "train.epochs=1", "train.batch_ramp={from: 2, by: 2, steps: 9}"},
+       "train.batch_ramp: the length of a run whose batch grows is not counted in epochs yet"},
+      {{"train.optimizer.scale_with_batch={rule: sqrt}"}, "train.optimizer.scale_with_batch.base: is missing"},
       {{"model.init.from=x", "model.init.type=he"}, "model.init.type: has no effect: model.init.from brings"},
       {{"model.init.from=x", "model.init.std=0.5"}, "model.init.std: has no effect"},
       {{"model.init.from=x", "model.init.scale_residual=false"}, "model.init.scale_residual: has no effect"},
@@ -379,6 +404,13 @@ TEST_CASE("keys that nothing would read are refused, their defaults are not") {
   CHECK(override_errors({"train.optimizer={type: lars, momentum: 0.9, trust_coefficient: 0.01}"}) == "accepted");
   CHECK(override_errors({"train.optimizer={type: ademamix, alpha: 2, beta3: 0.99, slow_warmup: 0}"}) == "accepted");
   CHECK(override_errors({"train.lr_schedule={type: constant, min_ratio: 0.1}"}) == "accepted");
+  CHECK(override_errors({"train.lr_schedule={type: wsd, decay_steps: 5, decay_shape: 1-sqrt}"}) == "accepted");
+  CHECK(override_errors({"train.lr_schedule={type: cosine_restarts, restart_steps: 5, restart_factor: 2}"}) ==
+        "accepted");
+  CHECK(override_errors({"train.lr_schedule={type: inverse_sqrt, min_ratio: 0}"}) == "accepted");
+  CHECK(override_errors({"model.init={type: xavier, scale_residual: true}"}) == "accepted");
+  CHECK(override_errors({"train.ema={decay: 0.9}", "evaluate.ema=true"}) == "accepted");
+  CHECK(override_errors({"train.global_batch=8", "train.batch_ramp={from: 2, by: 2, steps: 9}"}) == "accepted");
   CHECK(override_errors({"train.lr_schedule={type: linear, min_ratio: 0.2}"}) == "accepted");
   CHECK(override_errors({"model.position=rope", "model.rope_theta=5e5"}) == "accepted");
   CHECK(override_errors({"model.preset=llama-8b", "model.position=learned"}) == "accepted");

@@ -173,6 +173,19 @@ TEST_CASE("initial values follow the config") {
   const ParamTable he = make_param_table(spec, init);
   CHECK(parameter(he, "blocks.0.ffn.down.weight").init.kind == InitialValues::Kind::normal);
   CHECK(parameter(he, "blocks.0.ffn.down.weight").init.deviation == doctest::Approx(std::sqrt(2.0 / 64)));
+  // Only where it is asked for: what the papers say is of maps without a residual stream.
+  for (const auto& [type, unscaled] :
+       {std::pair(InitKind::xavier, std::sqrt(6.0 / (16 + 64))), std::pair(InitKind::he, std::sqrt(2.0 / 64))}) {
+    init.type = type;
+    init.scale_residual.reset();
+    CHECK(parameter(make_param_table(spec, init), "blocks.0.ffn.down.weight").init.deviation ==
+          doctest::Approx(unscaled));
+    init.scale_residual = true;
+    const ParamTable scaled = make_param_table(spec, init);
+    CHECK(parameter(scaled, "blocks.0.ffn.down.weight").init.deviation == doctest::Approx(unscaled / 4));
+    CHECK(parameter(scaled, "blocks.0.ffn.up.weight").init.deviation ==
+          parameter(type == InitKind::he ? he : xavier, "blocks.0.ffn.up.weight").init.deviation);
+  }
 }
 
 TEST_CASE("heads that do not divide the hidden size are refused") {

@@ -53,8 +53,44 @@ TEST_CASE("no warm-up starts at the peak; a warm-up as long as the run, or longe
   CHECK(learning_rate(config, 3.0, 10, 10) == 1.5);
 }
 
-TEST_CASE("what the schedule does not know is refused") {
-  const LrScheduleConfig config{.type = LrScheduleKind::wsd, .warmup = 1, .min_ratio = 0.1};
-  CHECK_THROWS_AS(learning_rate(config, 1.0, 5, 10), UserError);
+TEST_CASE("a decay is at the end of the run, as long as it is said to be, and at most all that warm-up leaves") {
+  LrScheduleConfig config{.type = LrScheduleKind::wsd, .warmup = 10, .min_ratio = 0.1, .decay_steps = 20};
+  CHECK(learning_rate(config, 1.0, 80, 100) == 1.0);
+  CHECK(learning_rate(config, 1.0, 81, 100) == doctest::Approx(1.0 - 0.9 / 20).epsilon(1e-15));
+  CHECK(learning_rate(config, 1.0, 100, 100) == doctest::Approx(0.1).epsilon(1e-15));
+  config.decay_steps.reset();
+  config.decay_share = 0.2;
+  CHECK(learning_rate(config, 1.0, 81, 100) == doctest::Approx(1.0 - 0.9 / 20).epsilon(1e-14));
+  config.decay_share = 1.0;
+  CHECK(learning_rate(config, 1.0, 10, 100) == 1.0);
+  CHECK(learning_rate(config, 1.0, 55, 100) == doctest::Approx(0.55).epsilon(1e-14));
+}
+
+TEST_CASE("a run that is made longer leaves its decay, and one in cycles stays where it was") {
+  const LrScheduleConfig wsd{.type = LrScheduleKind::wsd, .warmup = 10, .min_ratio = 0.0, .decay_steps = 20};
+  CHECK(learning_rate(wsd, 1.0, 95, 100) < 0.5);
+  CHECK(learning_rate(wsd, 1.0, 95, 200) == 1.0);
+  const LrScheduleConfig cycles{
+      .type = LrScheduleKind::cosine_restarts, .warmup = 10, .min_ratio = 0.0, .restart_steps = 30};
+  CHECK(learning_rate(cycles, 1.0, 95, 100) == learning_rate(cycles, 1.0, 95, 200));
+  CHECK(learning_rate(cycles, 1.0, 40, 100) == 1.0);  // the second begins
+}
+
+// Of a run in tokens: the same lengths in samples, to the bit.
+TEST_CASE("a way in samples has the learning rates of the way in updates") {
+  for (const LrScheduleKind kind : {LrScheduleKind::inverse_sqrt, LrScheduleKind::wsd, LrScheduleKind::cosine_restarts})
+    for (const std::int64_t batch : {3, 8, 48}) {
+      const LrScheduleConfig config{.type = kind, .warmup = 7, .min_ratio = 0.05, .restart_steps = 9};
+      for (std::int64_t update = 8; update <= 60; ++update) {
+        const ScheduleWay way{.done = static_cast<double>((update - 7) * batch),
+                              .whole = static_cast<double>(53 * batch),
+                              .warmup = static_cast<double>(7 * batch),
+                              .update = static_cast<double>(batch)};
+        CHECK(decayed_rate(config, 0.7, way) == learning_rate(config, 0.7, update, 60));
+      }
+    }
+}
+
+TEST_CASE("what no update is has no learning rate") {
   CHECK_THROWS_AS(learning_rate({}, 1.0, 0, 10), BugError);
 }

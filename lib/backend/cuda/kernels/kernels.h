@@ -82,6 +82,10 @@ template <class S>
 void compute(const Issue& issue, const AdemamixStep& op);
 template <class S>
 void compute(const Issue& issue, const AdamDirection& op);
+template <class S>
+void compute(const Issue& issue, const AverageStep& op);
+template <class S>
+void compute(const Issue& issue, const Swap& op);
 
 // vocabulary.cu
 template <class S>

@@ -400,6 +400,31 @@ __global__ void make_direction(const DirectionBuffers op, const __grid_constant_
   });
 }
 
+template <int width>
+__global__ void update_average(float* average, const float* param, float weight, std::int64_t count) {
+  const std::int64_t first = first_element<width>();
+  if (first >= count) return;
+  float a[width];
+  float p[width];
+  load(average + first, count - first, a);
+  load(param + first, count - first, p);
+#pragma unroll
+  for (int i = 0; i < width; ++i) a[i] += weight * (p[i] - a[i]);
+  store(average + first, count - first, a);
+}
+
+template <int width>
+__global__ void swap_elements(float* a, float* b, std::int64_t count) {
+  const std::int64_t first = first_element<width>();
+  if (first >= count) return;
+  float x[width];
+  float y[width];
+  load(a + first, count - first, x);
+  load(b + first, count - first, y);
+  store(a + first, count - first, y);
+  store(b + first, count - first, x);
+}
+
 // kernel(a table of spans, the first element, the end) for all spans.
 template <class Body>
 void for_tables(std::span<const UpdateSpan> all, Body&& body) {
@@ -527,11 +552,37 @@ void compute(const Issue& issue, const AdamDirection& op) {
   issue_update(issue, op.spans, fits, make_direction<true>, make_direction<false>, buffers);
 }
 
+template <class S>
+void compute(const Issue& issue, const AverageStep& op) {
+  const std::int64_t count = op.average.num_elements();
+  if (count == 0) return;
+  auto* average = address<float>(op.average);
+  const auto* param = address<float>(op.param);
+  with_width<float>(fits_packs<float>(0, average, param), [&](auto width) {
+    launch(issue.stream, {blocks_for((count + width - 1) / width), threads_of_block}, update_average<width>, average,
+           param, static_cast<float>(1.0 - op.decay), count);
+  });
+}
+
+template <class S>
+void compute(const Issue& issue, const Swap& op) {
+  const std::int64_t count = op.a.num_elements();
+  if (count == 0) return;
+  auto* a = address<float>(op.a);
+  auto* b = address<float>(op.b);
+  with_width<float>(fits_packs<float>(0, a, b), [&](auto width) {
+    launch(issue.stream, {blocks_for((count + width - 1) / width), threads_of_block}, swap_elements<width>, a, b,
+           count);
+  });
+}
+
 SCALETRAIN_FOR_COMPUTE_TYPES(SumsOfSquares)
 SCALETRAIN_FOR_COMPUTE_TYPES(AdamWStep)
 SCALETRAIN_FOR_COMPUTE_TYPES(SgdStep)
 SCALETRAIN_FOR_COMPUTE_TYPES(LionStep)
 SCALETRAIN_FOR_COMPUTE_TYPES(AdemamixStep)
 SCALETRAIN_FOR_COMPUTE_TYPES(AdamDirection)
+SCALETRAIN_FOR_COMPUTE_TYPES(AverageStep)
+SCALETRAIN_FOR_COMPUTE_TYPES(Swap)
 
 }  // namespace scaletrain::cuda

@@ -208,17 +208,32 @@ __device__ inline RowStatistics statistics_of_row(const S* logits, std::int64_t 
   return {of_row, block_sum(maximum == of_row ? sum : sum * exp_of_difference<S>(maximum, of_row), shared)};
 }
 
-// d_scale · (softmax - onehot(target)) of logits, which may lie where it is written; target -1 is none here.
+// What a row's softmax is multiplied with, and what its target's column and every other one are less then.
+struct RowGradient {
+  float scale, of_target, of_others;
+};
+
+// Without a shape it is d_scale / sum, d_scale and 0, to the bit.
+__device__ inline RowGradient gradient_of_row(const LossShape& shape, std::int64_t classes, double d_scale,
+                                              float maximum, double sum) {
+  double scale = d_scale / sum;
+  if (shape.z_loss != 0) scale *= 1.0 + 2.0 * shape.z_loss * (log(sum) + maximum);
+  const double smoothed = d_scale * shape.label_smoothing / static_cast<double>(classes);
+  return {static_cast<float>(scale), static_cast<float>(d_scale * (1.0 - shape.label_smoothing) + smoothed),
+          static_cast<float>(smoothed)};
+}
+
+// The gradient of logits, which may lie where it is written; target -1 is none here.
 template <class S, int width>
-__device__ inline void write_gradient(S* gradient, const S* logits, std::int64_t columns, float maximum, float scale,
-                                      std::int64_t target, float d_scale) {
+__device__ inline void write_gradient(S* gradient, const S* logits, std::int64_t columns, float maximum,
+                                      std::int64_t target, const RowGradient& of) {
   for (std::int64_t first = static_cast<std::int64_t>(threadIdx.x) * width; first < columns;
        first += static_cast<std::int64_t>(blockDim.x) * width) {
     float x[width];
     load(logits + first, columns - first, x);
 #pragma unroll
     for (int i = 0; i < width; ++i)
-      x[i] = scale * exp_of_difference<S>(x[i], maximum) - (first + i == target ? d_scale : 0.0F);
+      x[i] = of.scale * exp_of_difference<S>(x[i], maximum) - (first + i == target ? of.of_target : of.of_others);
     store(gradient + first, columns - first, x);
   }
 }
@@ -243,7 +258,7 @@ __device__ inline void keep_row(S* kept, const S* row, std::int64_t columns) {
 // is read once.
 template <class S, int width, bool keeps_row>
 __global__ void cross_entropy(S* all_logits, std::int64_t stride, const std::int32_t* targets, std::int64_t columns,
-                              double d_scale, double* losses) {
+                              const LossShape shape, double d_scale, double* losses) {
   const std::int64_t row = blockIdx.x;
   const std::int32_t target = targets[row];
   S* const logits = all_logits + row * stride;
@@ -263,8 +278,8 @@ __global__ void cross_entropy(S* all_logits, std::int64_t stride, const std::int
   const RowStatistics of = statistics_of_row<S, width>(values, columns, shared_memory<float>());
   if (threadIdx.x == 0) losses[row] = log(static_cast<double>(of.sum)) + (of.maximum - wanted);
   if (d_scale != 0)
-    write_gradient<S, width>(logits, values, columns, of.maximum, static_cast<float>(d_scale / of.sum), target,
-                             static_cast<float>(d_scale));
+    write_gradient<S, width>(logits, values, columns, of.maximum, target,
+                             gradient_of_row(shape, columns, d_scale, of.maximum, of.sum));
 }
 
 template <class S, int width>
@@ -285,8 +300,8 @@ __global__ void softmax_statistics(const S* all_logits, std::int64_t stride, con
 // The loss is computed from the statistics alone, in double and in the order of the ranks: all get the same bits.
 template <class S, int width>
 __global__ void cross_entropy_parts(S* all_logits, std::int64_t stride, const std::int32_t* targets,
-                                    const TablePart part, const float* statistics, std::int64_t ranks, double d_scale,
-                                    double* losses) {
+                                    const TablePart part, const float* statistics, std::int64_t ranks,
+                                    const LossShape shape, double d_scale, double* losses) {
   const std::int64_t row = blockIdx.x;
   const std::int32_t target = targets[row];
   S* const logits = all_logits + row * stride;
@@ -308,8 +323,8 @@ __global__ void cross_entropy_parts(S* all_logits, std::int64_t stride, const st
   }
   if (threadIdx.x == 0) losses[row] = log(sum) + (maximum - wanted);
   if (d_scale != 0)
-    write_gradient<S, width>(logits, logits, part.rows, maximum, static_cast<float>(d_scale / sum),
-                             row_of(part, target), static_cast<float>(d_scale));
+    write_gradient<S, width>(logits, logits, part.rows, maximum, row_of(part, target),
+                             gradient_of_row(shape, part.all, d_scale, maximum, sum));
 }
 
 // Adds to the loss, by one block: a thread's rows lie as far apart as there are threads.
@@ -371,7 +386,7 @@ void compute(const Issue& issue, const CrossEntropy& op) {
     LaunchShape shape = blocks_of_rows(rows, columns, width);
     const auto launch_kernel = [&](auto keeps_row) {
       launch(issue.stream, shape, cross_entropy<S, width, keeps_row>, logits, stride, address<std::int32_t>(op.targets),
-             columns, op.d_scale, losses);
+             columns, op.shape, op.d_scale, losses);
     };
     const std::size_t bytes = shape.shared_bytes + bytes_of_row<S>(columns);
     if constexpr (width > 1)
@@ -407,8 +422,8 @@ void compute(const Issue& issue, const CrossEntropyParts& op) {
   double* const losses = losses_of(issue, rows);
   with_width<S>(fits_packs<S>(stride, logits), [&](auto width) {
     launch(issue.stream, blocks_of_rows(rows, part.rows, width), cross_entropy_parts<S, width>, logits, stride,
-           address<std::int32_t>(op.targets), part, address<float>(op.statistics), op.statistics.shape()[0], op.d_scale,
-           losses);
+           address<std::int32_t>(op.targets), part, address<float>(op.statistics), op.statistics.shape()[0], op.shape,
+           op.d_scale, losses);
   });
   issue_add_losses(issue, losses, rows, op.loss_sum);
 }
