@@ -45,6 +45,15 @@ void check_attention_shape(const Checker& check, const AttentionShape& shape, co
   check.optional("document_start", document_start, DType::i32, Shape{shape.batch, shape.num_queries});
 }
 
+void check_dropout(const Checker& check, const DropoutMask& mask, std::int64_t samples) {
+  check.require("mask.probability", mask.probability >= 0 && mask.probability < 1, "a number in [0, 1)");
+  if (!mask) return;
+  check.present("mask.samples", mask.samples);
+  check.dtype("mask.samples", mask.samples, DType::i64);
+  check.dims("mask.samples", mask.samples, 1);
+  check.require("mask.samples", mask.samples.num_elements() >= samples, "the number of every sample");
+}
+
 // Positions belong to a position table: both or neither.
 void check_positions(const Checker& check, std::string_view table_name, const ConstView& table,
                      const ConstView& positions, DType type, std::int64_t rows, std::int64_t columns) {
@@ -233,6 +242,7 @@ void check_operation(const Backend& backend, const AttentionForward& op) {
   check_heads(check, "value", op.value.values, op.value.row_stride, keys);
   check_heads(check, "output", op.output.values, op.output.row_stride, queries);
   check.optional("log_sum_exp", op.log_sum_exp, check.master(), Shape{shape.batch, shape.heads, shape.num_queries});
+  check_dropout(check, op.dropout.mask, shape.batch);
 }
 
 void check_operation(const Backend& backend, const AttentionBackward& op) {
@@ -254,6 +264,7 @@ void check_operation(const Backend& backend, const AttentionBackward& op) {
     check.dtype("workspace", op.workspace, check.master());
     check.dims("workspace", op.workspace, 1);
   }
+  check_dropout(check, op.dropout.mask, shape.batch);
 }
 
 void check_operation(const Backend& backend, const EmbeddingForward& op) {
@@ -334,6 +345,22 @@ void check_operation(const Backend& backend, const Add& op) {
   check.operand("output", op.output, type, op.a.shape());
   check.disjoint_or_same("output", op.output, op.a);
   check.disjoint_or_same("output", op.output, op.b);
+}
+
+void check_operation(const Backend& backend, const Dropout& op) {
+  const Checker check("Dropout", backend);
+  check.matrix("input", op.input, check.compute());
+  check.optional("addend", op.addend, check.compute(), op.input.shape());
+  check.operand("output", op.output, check.compute(), op.input.shape());
+  check.disjoint_or_same("output", op.output, op.input);
+  check.disjoint_or_same("output", op.output, op.addend);
+  const std::int64_t rows = op.input.shape()[0];
+  check.require("sample_rows", op.sample_rows > 0, "at least 1");
+  check.require("first_row", op.first_row >= 0, "at least 0");
+  check.require("first_column", op.first_column >= 0 && op.first_column + op.input.shape()[1] <= op.columns,
+                "the input's columns among all");
+  check.require("mask.probability", op.mask.probability > 0, "a number above 0");
+  check_dropout(check, op.mask, (op.first_row + rows + op.sample_rows - 1) / op.sample_rows);
 }
 
 void check_operation(const Backend& backend, const Scale& op) {

@@ -1,6 +1,7 @@
 #include "backend/operations.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numbers>
 
 #include "base/numbers/checked.h"
@@ -66,6 +67,10 @@ double scaled_frequency(const RopeScaling& scaling, double frequency) {
         1.0);
   }
   return frequency * (kept + (1.0 - kept) / scaling.factor);
+}
+
+std::uint32_t DropoutMask::threshold() const {
+  return static_cast<std::uint32_t>(std::min(std::floor(probability * 0x1p32 + 0.5), 0x1p32 - 1.0));
 }
 
 AttentionShape part_of(AttentionShape shape, const AttentionPart& part) {

@@ -25,6 +25,7 @@
 #include <span>
 #include <variant>
 
+#include "base/numbers/philox.h"
 #include "tensor/view.h"
 
 namespace scaletrain {
@@ -189,6 +190,41 @@ struct RopeRotate {
   bool operator==(const RopeRotate&) const = default;
 };
 
+// Which elements dropout (Srivastava et al. 2014) drops: each by itself with the probability; what is kept is divided
+// by what the probability leaves of one, so that sums keep their expectation. Nothing is stored: whether an element is
+// kept is a function of the key and of where the element is in the whole model, and so the same whatever part of it is
+// where, and whenever it is computed again. Of a sample's matrix [R,K] element (r, k) has word k % 4 of Philox's block
+// with the counter {r · ceil(K/4) + k/4, the sample's number}, 64 bits each, and is dropped where the word is below
+// threshold().
+struct DropoutMask {
+  double probability = 0.0;  // 0: nothing is dropped; below 1
+  PhiloxKey key{};           // of the seed and of what is dropped there
+  ConstView samples{};       // [B] i64, their numbers in the run
+  explicit operator bool() const { return probability > 0; }
+  std::uint32_t threshold() const;
+  double factor() const { return 1.0 / (1.0 - probability); }  // of what is kept
+  // Of row r of matrices with so many columns, its first block.
+  static constexpr std::int64_t first_block(std::int64_t row, std::int64_t columns) {
+    return row * ((columns + 3) / 4);
+  }
+  bool operator==(const DropoutMask&) const = default;
+};
+
+// output[N,C] = dropout(input[N,C]) (+ addend[N,C], optional); output may be either of them. Its own backward, without
+// the addend. The rows are [first_row, first_row + N) of all samples', `sample_rows` of each one's matrix, and the
+// columns [first_column, first_column + C) of its `columns`.
+struct Dropout {
+  ConstView input;
+  ConstView addend{};
+  View output;
+  DropoutMask mask;
+  std::int64_t sample_rows = 0;
+  std::int64_t first_row = 0;
+  std::int64_t columns = 0;
+  std::int64_t first_column = 0;
+  bool operator==(const Dropout&) const = default;
+};
+
 // Where attention's operands lie: [B, T, heads, D] with a row stride (elements) between tokens, so that they may be
 // parts of one fused [B·T, (H+2G)·D] matrix. Batches follow each other: batch b starts at b · T · row_stride.
 struct HeadsView {
@@ -222,12 +258,21 @@ struct AttentionShape {
   bool operator==(const AttentionShape&) const = default;
 };
 
+// Dropout of attention's probabilities, behind the softmax. A sample's matrix is [all heads · Tq, Tk]: row
+// (first_head + h) · Tq + t, of query t by its place among the queries, and key s by its place among the keys.
+struct AttentionDropout {
+  DropoutMask mask{};
+  std::int64_t first_head = 0;  // of the whole model's heads, what is head 0 here
+  bool operator==(const AttentionDropout&) const = default;
+};
+
 struct AttentionForward {
   AttentionShape shape;
   ConstHeadsView query, key, value;
   ConstView document_start;
   HeadsView output;  // [B,Tq,H,D]
   View log_sum_exp;  // [B,H,Tq], optional in inference; natural logarithm of the sum of exp(score)
+  AttentionDropout dropout{};
   bool operator==(const AttentionForward&) const = default;
 };
 
@@ -241,6 +286,7 @@ struct AttentionBackward {
   // [n] f32, optional, for a compute type of 16 bits: where a backend may sum gradients before it rounds them. It is
   // fastest with as many as its AttentionWorkspace says. What they hold afterwards is undefined.
   View workspace = {};
+  AttentionDropout dropout{};  // the forward's
   bool operator==(const AttentionBackward&) const = default;
 };
 
@@ -521,10 +567,11 @@ struct Swap {
 
 // Every operation. A new one joins here; it needs a check in backend.cpp and a kernel in the folder of each device, and
 // nothing compiles without them.
-using Operation = std::variant<LinearForward, LinearBackwardInput, LinearBackwardWeight, NormForward, NormBackwardInput,
-                               NormBackwardWeight, ActivationForward, ActivationBackward, RopeRotate, AttentionForward,
-                               AttentionBackward, EmbeddingForward, EmbeddingBackward, CrossEntropy, SoftmaxStatistics,
-                               CrossEntropyParts, Add, Scale, SoftCap, SoftCapBackward, Copy, Fill, SumsOfSquares,
-                               AdamWStep, SgdStep, LionStep, AdemamixStep, AdamDirection, AverageStep, Swap>;
+using Operation =
+    std::variant<LinearForward, LinearBackwardInput, LinearBackwardWeight, NormForward, NormBackwardInput,
+                 NormBackwardWeight, ActivationForward, ActivationBackward, RopeRotate, AttentionForward,
+                 AttentionBackward, EmbeddingForward, EmbeddingBackward, CrossEntropy, SoftmaxStatistics,
+                 CrossEntropyParts, Add, Dropout, Scale, SoftCap, SoftCapBackward, Copy, Fill, SumsOfSquares, AdamWStep,
+                 SgdStep, LionStep, AdemamixStep, AdamDirection, AverageStep, Swap>;
 
 }  // namespace scaletrain

@@ -119,7 +119,10 @@ struct ModelConfig {
   std::optional<double> logit_softcap;
   WindowConfig window;
   bool tie_embeddings = true;
-  double dropout = 0.0;
+  double dropout = 0.0;                     // of all three
+  std::optional<double> embedding_dropout;  // nothing, here and below: as dropout
+  std::optional<double> attention_dropout;
+  std::optional<double> residual_dropout;
   InitConfig init;
 
   // Of heads that divide the hidden size, where head_dim is not given.

@@ -22,7 +22,7 @@ constexpr const char* context_key = "model.context";
 bool is_of_shape(const Key<Config>& key) {
   const std::string& path = key.info.path;
   return path.starts_with("model.") && !path.starts_with("model.init.") && path != "model.preset" &&
-         path != "model.dropout";
+         !path.ends_with("dropout");
 }
 
 // vocab: auto is whatever there is.

@@ -32,6 +32,11 @@ std::int64_t fill_batch(std::span<const std::int64_t> samples, std::int64_t cont
   SCALETRAIN_CHECK(batch.document_start.empty() || batch.document_start.size() == batch.positions.size());
   const std::size_t room = batch.positions.size() / length;
   SCALETRAIN_CHECK_LE(samples.size(), room);
+  SCALETRAIN_CHECK(batch.samples.empty() || batch.samples.size() == room);
+  if (!batch.samples.empty()) {
+    const auto end = std::copy(samples.begin(), samples.end(), batch.samples.begin());
+    std::fill(end, batch.samples.end(), -1);
+  }
   const bool is_within = !batch.document_start.empty();
   const bool is_read = !batch.ids.empty() || !batch.targets.empty() || is_within;
   // A sample is read as a whole: what is not wanted of it goes here.

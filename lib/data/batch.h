@@ -8,13 +8,14 @@
 
 namespace scaletrain {
 
-// Each has samples · context elements; all but positions may be empty instead: not wanted.
+// Each has samples · context elements, but for what a line says; all but positions may be empty instead: not wanted.
 struct BatchTensors {
   std::span<std::int32_t> ids;
   std::span<std::int32_t> targets;    // -1: masked
   std::span<std::int32_t> positions;  // within the sample or, with document_start, within the token's document
   // Where in the sample the token's document begins; empty: documents are not told apart.
   std::span<std::int32_t> document_start = {};
+  std::span<std::int64_t> samples = {};  // an element for each sample: its number; -1 where there is none
 };
 
 // Reads one sample: (index, inputs, targets, document starts), as TrainingData and ValidationSet do.

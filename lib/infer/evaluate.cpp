@@ -101,7 +101,6 @@ EvaluationResult evaluate_model(LoadedModel& model, const ValidationSet& set, st
                              .targets = buffer.targets,
                              .positions = buffer.positions,
                              .document_start = buffer.document_start,
-                             .first_sample = first,
                              .loss_gradient = 0.0,
                              .loss_sum = loss_sum.device(0, DType::f64, {1})};
     forward_all(model, memory, batch);

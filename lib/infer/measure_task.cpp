@@ -52,7 +52,6 @@ std::vector<double> measure_rows(LoadedModel& model, const ChoiceTask& task, std
                  .targets = buffer.targets,
                  .positions = buffer.positions,
                  .document_start = {},
-                 .first_sample = first,
                  .loss_gradient = 0.0,
                  .loss_sum = {},
                  .sample_losses = losses.device(0, DType::f64, {samples})});

@@ -16,6 +16,7 @@ namespace scaletrain {
 struct BatchBuffer {
   View ids, targets, positions;
   View document_start;  // empty where documents are not told apart
+  View samples;         // empty where nothing is dropped
 };
 
 // A micro-batch's tensors on the host, as the data layer fills them: in memory from where a stream copies them.
@@ -35,8 +36,10 @@ class HostBatch {
 
  private:
   View row(std::int64_t index) const;
+  View samples() const;
 
   std::int64_t rows_;
+  std::int64_t samples_;  // 0: their numbers are not wanted
   bool tells_documents_apart_;
   Buffer memory_;
   Event copied_;

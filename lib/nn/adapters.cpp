@@ -28,6 +28,12 @@ ConstView columns_of(const ConstView& matrix, std::int64_t row, std::int64_t row
   return {static_cast<const std::byte*>(matrix.data()) + offset, matrix.dtype(), {rows, columns}, matrix.space()};
 }
 
+// Of a weight [O,I], which is as it is where these are all of its rows.
+Weight rows_of(const Weight& weight, std::int64_t first, std::int64_t count) {
+  if (!weight.values || weight.values.shape()[0] == count) return weight;
+  return {.values = weight.values.rows(first, count)};
+}
+
 // visit(first row, rows) for all rows, as many at a time as the scratch takes.
 template <class Visit>
 void for_some_rows(std::int64_t rows, Visit visit) {
@@ -78,11 +84,51 @@ void UnitOps::scale_columns(ConstView input, std::int64_t input_stride, View out
             .output_stride = output_stride});
 }
 
+DropoutMask UnitOps::adapter_dropped(const AdaptedMap& map) const {
+  return dropped(map.name + ".lora_a", spec_.lora.dropout);
+}
+
+void UnitOps::drop_inputs(const AdaptedLayer& layer, const DropoutMask& mask, std::int64_t first_row, ConstView input,
+                          ConstView addend, View output) const {
+  run(Dropout{.input = input,
+              .addend = addend,
+              .output = output,
+              .mask = mask,
+              .sample_rows = batch_->shape.tokens,
+              .first_row = first_row,
+              .columns = layer.whole_inputs,
+              .first_column = layer.first_input});
+}
+
+// Contiguous: where several maps share the matrix, in the joint scratch.
+View UnitOps::d_hidden_of(const LayerAdapters& of, std::size_t map, std::int64_t row, std::int64_t rows) const {
+  const std::int64_t rank = spec_.lora.rank;
+  if (of.hidden.size() == 1) return of.d_hidden.rows(row, rows);
+  const View place = part(of.joint, 0, {rows, rank});
+  scale_columns(columns_of(of.d_hidden, row, rows, static_cast<std::int64_t>(map) * rank, rank), of.d_hidden.shape()[1],
+                place, rank, 1.0);
+  return place;
+}
+
 void UnitOps::adapter_hidden(std::string_view layer, ConstView input) const {
   const LayerAdapters* const of = adapters_ == nullptr ? nullptr : adapters_->find(layer);
   if (of == nullptr) return;
   const std::int64_t rank = spec_.lora.rank;
   const std::int64_t rows = of->d_hidden.shape()[0];
+  if (drops_adapter_inputs()) {
+    for (std::size_t i = 0; i < of->hidden.size(); ++i) {
+      const Weight down = rows_of(weights_.find(of->layer->down()), static_cast<std::int64_t>(i) * rank, rank);
+      const DropoutMask mask = adapter_dropped(of->layer->maps[i]);
+      for_some_rows(rows, [&](std::int64_t row, std::int64_t some) {
+        const View kept = part(of->rows, 0, {some, of->layer->inputs});
+        const View hidden = of->hidden[i].rows(row, some);
+        drop_inputs(*of->layer, mask, row, input.rows(row, some), {}, kept);
+        run(LinearForward{.weight = down, .bias = {}, .input = kept, .addend = {}, .output = hidden});
+      });
+      scale_columns(of->hidden[i], rank, of->hidden[i], rank, spec_.lora.scale);
+    }
+    return;
+  }
   const bool several = of->hidden.size() > 1;
   const View product = several ? of->joint : of->hidden.front();
   run(LinearForward{
@@ -152,6 +198,20 @@ void UnitOps::add_adapter_input_gradient(std::string_view layer, View d_input) c
   const LayerAdapters* const of = adapters_ == nullptr ? nullptr : adapters_->find(layer);
   if (of == nullptr) return;
   const Weight down = weights_.find(of->layer->down());
+  if (drops_adapter_inputs()) {
+    const std::int64_t rank = spec_.lora.rank;
+    for (std::size_t i = 0; i < of->hidden.size(); ++i) {
+      const Weight own = rows_of(down, static_cast<std::int64_t>(i) * rank, rank);
+      const DropoutMask mask = adapter_dropped(of->layer->maps[i]);
+      for_some_rows(d_input.shape()[0], [&](std::int64_t row, std::int64_t rows) {
+        const View product = part(of->rows, 0, {rows, d_input.shape()[1]});
+        const View target = d_input.rows(row, rows);
+        run(LinearBackwardInput{.weight = own, .d_output = d_hidden_of(*of, i, row, rows), .d_input = product});
+        drop_inputs(*of->layer, mask, row, product, target, target);
+      });
+    }
+    return;
+  }
   for_some_rows(d_input.shape()[0], [&](std::int64_t row, std::int64_t rows) {
     const View product = part(of->rows, 0, {rows, d_input.shape()[1]});
     const View target = d_input.rows(row, rows);
@@ -163,7 +223,21 @@ void UnitOps::add_adapter_input_gradient(std::string_view layer, View d_input) c
 void UnitOps::adapter_backward_weight(std::string_view layer, ConstView input, ConstView d_output) const {
   const LayerAdapters* const of = adapters_ == nullptr ? nullptr : adapters_->find(layer);
   if (of == nullptr) return;
-  linear_backward_weight(input, of->d_hidden, gradients().find(of->layer->down()), {});
+  const View d_down = gradients().find(of->layer->down());
+  if (drops_adapter_inputs() && d_down) {
+    const std::int64_t rank = spec_.lora.rank;
+    for (std::size_t i = 0; i < of->hidden.size(); ++i) {
+      const DropoutMask mask = adapter_dropped(of->layer->maps[i]);
+      for_some_rows(input.shape()[0], [&](std::int64_t row, std::int64_t rows) {
+        const View kept = part(of->rows, 0, {rows, of->layer->inputs});
+        drop_inputs(*of->layer, mask, row, input.rows(row, rows), {}, kept);
+        linear_backward_weight(kept, d_hidden_of(*of, i, row, rows),
+                               d_down.rows(static_cast<std::int64_t>(i) * rank, rank), {});
+      });
+    }
+  } else {
+    linear_backward_weight(input, of->d_hidden, d_down, {});
+  }
   const std::vector<AdaptedMap>& maps = of->layer->maps;
   for (std::size_t i = 0; i < maps.size(); ++i) {
     const View d_up = gradients().find(up_of(maps[i]));

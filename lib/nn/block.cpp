@@ -30,7 +30,7 @@ class Block : public Unit {
         part_(tensor_part),
         recompute_(recompute),
         attention_workspace_(attention_workspace),
-        adapted_(adapted_layers(spec_)),
+        adapted_(adapted_layers(spec, tensor_part)),
         index_(narrow<int>(layer + 1)),
         name_(fmt::format("blocks.{}", layer)) {}
 
@@ -51,6 +51,11 @@ class Block : public Unit {
   BlockMemory carve(const UnitRun& run, Region saved) const;
   BlockMemory carve_split(const UnitRun& run, Region saved, Region work) const;
   void rebuild(const UnitRun& run, ConstView input, const BlockMemory& memory) const;
+  // Heads are keyed by their places in the whole model.
+  AttentionDropout attention_dropout(const UnitOps& ops) const {
+    return {.mask = ops.dropped("attention.probabilities", spec_.dropout.attention),
+            .first_head = part_.rank * spec_.heads};
+  }
   std::int64_t attention_features() const { return spec_.heads * spec_.head_size; }
 
   void attention_forward(const UnitRun& run, const UnitOps& ops, const BlockTensors& t) const;
@@ -75,15 +80,36 @@ ConstView document_start(const BatchContext& batch) {
 // Which gradients of a norm behind a map a pass computes.
 enum class Wanted { input, weight, both };
 
-// The gradient of what a map back to C gives, of that of the residual stream: itself, or `d_normed`, where a norm lies
-// between them.
-View behind_post_norm(const UnitOps& ops, std::string_view layer, const View& normed, const View& rstd,
-                      const View& d_stream, const View& d_normed, Wanted wanted) {
-  if (!normed) return d_stream;
-  const NormTensors norm{.output = {}, .mean = {}, .rstd = rstd};
-  if (wanted != Wanted::input) ops.norm_backward_weight(layer, d_stream, normed, norm);
-  if (wanted != Wanted::weight) ops.norm_backward_input(layer, d_stream, normed, norm, {}, d_normed);
-  return d_normed;
+// Between a map back to C and the residual stream: perhaps a norm, and dropout.
+struct Branch {
+  std::string_view place;  // that keys the dropout
+  std::string_view norm;
+  View normed, rstd;  // absent without a norm
+};
+
+// The gradient of what the map gives, of that of the residual stream: itself, or `d_branch`, where something lies
+// between them. A weight pass finds it there, and uses `scratch`.
+View behind_branch(const UnitOps& ops, const ModelSpec& spec, const Branch& branch, const View& d_stream,
+                   const View& d_branch, const View& scratch, Wanted wanted) {
+  const DropoutMask dropped = ops.dropped(branch.place, spec.dropout.residual);
+  if (!branch.normed && (!dropped || wanted == Wanted::weight)) return dropped ? d_branch : d_stream;
+  View d_output = d_stream;
+  if (dropped) {
+    d_output = wanted == Wanted::weight ? scratch : d_branch;
+    ops.drop_rows(dropped, d_stream, {}, d_output);
+  }
+  if (!branch.normed) return d_output;
+  const NormTensors norm{.output = {}, .mean = {}, .rstd = branch.rstd};
+  if (wanted != Wanted::input) ops.norm_backward_weight(branch.norm, d_output, branch.normed, norm);
+  if (wanted != Wanted::weight) ops.norm_backward_input(branch.norm, d_output, branch.normed, norm, {}, d_branch);
+  return d_branch;
+}
+
+Branch ffn_branch_of(const BlockTensors& t) {
+  return {ffn_branch, "ffn_post_norm", t.ffn_output, t.ffn_post_rstd};
+}
+Branch attention_branch_of(const BlockTensors& t) {
+  return {attention_branch, "attention_post_norm", t.attention_output, t.attention_post_rstd};
 }
 
 UnitMemory Block::memory(const BatchShape& shape, DType compute) const {
@@ -113,7 +139,7 @@ BlockMemory Block::carve_split(const UnitRun& run, Region saved, Region work) co
 
 // What the forward did not keep, as it was.
 void Block::rebuild(const UnitRun& run, ConstView input, const BlockMemory& memory) const {
-  const UnitOps ops = UnitOps(run, spec_, part_).with(memory.adapters).recomputing();
+  const UnitOps ops = UnitOps(run, spec_, part_, name_).with(memory.adapters).recomputing();
   const BlockTensors& t = memory.tensors;
   switch (recompute_) {
     case RecomputeKind::none:
@@ -138,7 +164,8 @@ void Block::attention_forward(const UnitRun& run, const UnitOps& ops, const Bloc
                            .value = {heads.value.values, heads.value.row_stride},
                            .document_start = document_start(run.batch),
                            .output = {t.attention, attention_features()},
-                           .log_sum_exp = t.log_sum_exp});
+                           .log_sum_exp = t.log_sum_exp,
+                           .dropout = attention_dropout(ops)});
 }
 
 void Block::attention_backward(const UnitRun& run, const UnitOps& ops, const BlockTensors& t,
@@ -156,19 +183,20 @@ void Block::attention_backward(const UnitRun& run, const UnitOps& ops, const Blo
                             .d_query = d_heads.query,
                             .d_key = d_heads.key,
                             .d_value = d_heads.value,
-                            .workspace = attention_workspace(extent(run), t, scratch)});
+                            .workspace = attention_workspace(extent(run), t, scratch),
+                            .dropout = attention_dropout(ops)});
   rotate_query_key(ops, spec_, d_qkv, d_query_key, run.batch.positions, true);
 }
 
 Saved Block::forward(const UnitRun& run, const Bundle& input, const Bundle& output, Region saved) const {
   const BlockMemory memory = carve(run, saved);
-  const UnitOps ops = UnitOps(run, spec_, part_).with(memory.adapters);
+  const UnitOps ops = UnitOps(run, spec_, part_, name_).with(memory.adapters);
   const BlockTensors& t = memory.tensors;
   const View unsharded = memory.scratch.unsharded;
   block_forward_qkv(ops, spec_, input.hidden, run.batch.positions, t, unsharded);
   attention_forward(run, ops, t);
   block_forward_middle(ops, spec_, input.hidden, t, unsharded);
-  block_forward_output(ops, output.hidden, t, unsharded);
+  block_forward_output(ops, spec_, output.hidden, t, unsharded);
   return {this, saved, input};
 }
 
@@ -178,15 +206,15 @@ void Block::backward(const UnitRun& run, Saved saved, const Bundle& d_output, co
   const std::int64_t rows = run.batch.shape.rows();
   const std::pair<Region, Bundle> held = saved.consume(this);
   const BlockMemory memory = carve(run, held.first);
-  const UnitOps ops = UnitOps(run, spec_, part_).with(memory.adapters);
+  const UnitOps ops = UnitOps(run, spec_, part_, name_).with(memory.adapters);
   const TensorSums& sums = ops.sums();
   const BlockTensors& t = memory.tensors;
   const BlockScratch& scratch = memory.scratch;
   const View input = held.second.hidden;
   rebuild(run, input, memory);
 
-  const View d_ffn_output = behind_post_norm(ops, "ffn_post_norm", t.ffn_output, t.ffn_post_rstd, d_output.hidden,
-                                             scratch.d_post_norm, Wanted::both);
+  const View d_ffn_output =
+      behind_branch(ops, spec_, ffn_branch_of(t), d_output.hidden, scratch.d_branch, {}, Wanted::both);
   const View d_output_unsharded = sums.unsharded(d_ffn_output, scratch.unsharded);
   ops.adapter_backward("ffn.down", d_output_unsharded);
   ops.row_backward_weight("ffn.down", t.activation, d_output_unsharded, d_ffn_output);
@@ -205,8 +233,8 @@ void Block::backward(const UnitRun& run, Saved saved, const Bundle& d_output, co
   const View d_middle = d_ffn_norm;
   ops.norm_backward_input("ffn_norm", d_ffn_norm, t.middle, t.ffn_norm, d_output.hidden, d_middle);
 
-  const View d_attention_output = behind_post_norm(ops, "attention_post_norm", t.attention_output,
-                                                   t.attention_post_rstd, d_middle, scratch.d_post_norm, Wanted::both);
+  const View d_attention_output =
+      behind_branch(ops, spec_, attention_branch_of(t), d_middle, scratch.d_branch, {}, Wanted::both);
   const View d_middle_unsharded = sums.unsharded(d_attention_output, scratch.unsharded_in_wide);
   ops.adapter_backward("attention.output", d_middle_unsharded);
   ops.row_backward_weight("attention.output", t.attention, d_middle_unsharded, d_attention_output);
@@ -233,7 +261,7 @@ WeightWork Block::backward_input(const UnitRun& run, Saved saved, const Bundle& 
   const std::int64_t rows = run.batch.shape.rows();
   const std::pair<Region, Bundle> held = saved.consume(this);
   const BlockMemory memory = carve_split(run, held.first, work_region);
-  const UnitOps ops = UnitOps(run, spec_, part_).with(memory.adapters);
+  const UnitOps ops = UnitOps(run, spec_, part_, name_).with(memory.adapters);
   const TensorSums& sums = ops.sums();
   const BlockTensors& t = memory.tensors;
   const BlockWork& work = memory.work;
@@ -243,8 +271,8 @@ WeightWork Block::backward_input(const UnitRun& run, Saved saved, const Bundle& 
 
   ops.run(Copy{.input = d_output.hidden, .output = work.d_output});
   const View d_activation = part(scratch.wide, 0, {rows, spec_.ffn_hidden});
-  const View d_ffn_output = behind_post_norm(ops, "ffn_post_norm", t.ffn_output, t.ffn_post_rstd, work.d_output,
-                                             work.d_ffn_output, Wanted::input);
+  const View d_ffn_output =
+      behind_branch(ops, spec_, ffn_branch_of(t), work.d_output, work.d_ffn_output, {}, Wanted::input);
   const View d_output_unsharded = sums.unsharded(d_ffn_output, scratch.unsharded);
   ops.adapter_backward("ffn.down", d_output_unsharded);
   ops.linear_backward_input("ffn.down", d_output_unsharded, d_activation);
@@ -259,8 +287,7 @@ WeightWork Block::backward_input(const UnitRun& run, Saved saved, const Bundle& 
   View d_attention = scratch.d_attention;
   if (!d_attention) d_attention = part(sums.sequence() ? scratch.unsharded : scratch.wide, 0, t.attention.shape());
   const View d_attention_output =
-      behind_post_norm(ops, "attention_post_norm", t.attention_output, t.attention_post_rstd, work.d_middle,
-                       work.d_attention_output, Wanted::input);
+      behind_branch(ops, spec_, attention_branch_of(t), work.d_middle, work.d_attention_output, {}, Wanted::input);
   const View d_middle_unsharded = sums.unsharded(d_attention_output, scratch.unsharded_in_wide);
   ops.adapter_backward("attention.output", d_middle_unsharded);
   ops.linear_backward_input("attention.output", d_middle_unsharded, d_attention);
@@ -278,20 +305,19 @@ void Block::backward_weight(const UnitRun& run, WeightWork work) const {
   const Region saved = work.saved();
   const std::pair<Region, Bundle> held = work.consume(this);
   const BlockMemory memory = carve_split(run, saved, held.first);
-  const UnitOps ops = UnitOps(run, spec_, part_).with(memory.adapters);
+  const UnitOps ops = UnitOps(run, spec_, part_, name_).with(memory.adapters);
   const TensorSums& sums = ops.sums();
   const BlockTensors& t = memory.tensors;  // those of them that it reads
   const BlockWork& gradients = memory.work;
   const View unsharded = memory.scratch.unsharded;
 
-  const View d_ffn_output = behind_post_norm(ops, "ffn_post_norm", t.ffn_output, t.ffn_post_rstd, gradients.d_output,
-                                             gradients.d_ffn_output, Wanted::weight);
+  const View d_ffn_output = behind_branch(ops, spec_, ffn_branch_of(t), gradients.d_output, gradients.d_ffn_output,
+                                          memory.scratch.d_branch, Wanted::weight);
   ops.row_backward_weight("ffn.down", t.activation, sums.unsharded(d_ffn_output, unsharded), d_ffn_output);
   ops.column_backward_weight(ffn_input_layer(spec_), t.ffn_norm.output, gradients.d_pre_activation, unsharded);
   ops.norm_backward_weight("ffn_norm", gradients.d_ffn_norm, t.middle, t.ffn_norm);
-  const View d_attention_output =
-      behind_post_norm(ops, "attention_post_norm", t.attention_output, t.attention_post_rstd, gradients.d_middle,
-                       gradients.d_attention_output, Wanted::weight);
+  const View d_attention_output = behind_branch(ops, spec_, attention_branch_of(t), gradients.d_middle,
+                                                gradients.d_attention_output, memory.scratch.d_branch, Wanted::weight);
   ops.row_backward_weight("attention.output", t.attention, sums.unsharded(d_attention_output, unsharded),
                           d_attention_output);
   ops.column_backward_weight("attention.qkv", t.attention_norm.output, gradients.d_qkv, unsharded);

@@ -90,7 +90,7 @@ BlockWork carve_block_work(RegionAllocator& region, const BlockExtent& extent, c
   work.d_pre_activation = region.allocate(compute, {rows, pre_activation_features(spec)});
   work.d_ffn_norm = region.allocate(compute, own);
   work.d_middle = region.allocate(compute, own);
-  if (spec.post_norm) {
+  if (spec.post_norm || spec.dropout.residual > 0) {
     work.d_ffn_output = region.allocate(compute, own);
     work.d_attention_output = region.allocate(compute, own);
   }
@@ -132,7 +132,8 @@ BlockScratch carve_block_scratch(RegionAllocator& region, const BlockExtent& ext
   BlockScratch scratch;
   if (const Shape workspace = attention_workspace_shape(extent); !fits_pre_activation(workspace, extent))
     scratch.attention_workspace = region.allocate(accumulator_type(extent.compute), workspace);
-  if (spec.post_norm) scratch.d_post_norm = region.allocate(extent.compute, {own_rows(extent.part, rows), spec.hidden});
+  if (spec.post_norm || spec.dropout.residual > 0)
+    scratch.d_branch = region.allocate(extent.compute, {own_rows(extent.part, rows), spec.hidden});
   if (const std::int64_t heads = spec.heads * spec.head_size; heads > spec.hidden)
     scratch.d_attention = region.allocate(extent.compute, {rows, heads});
   if (!divides_rows(extent.part)) {
@@ -239,12 +240,15 @@ void block_forward_qkv(const UnitOps& ops, const ModelSpec& spec, ConstView inpu
 
 void block_forward_middle(const UnitOps& ops, const ModelSpec& spec, ConstView input, const BlockTensors& t,
                           View unsharded) {
+  const DropoutMask dropped = ops.dropped(attention_branch, spec.dropout.residual);
+  const ConstView addend = dropped ? ConstView() : input;
   if (spec.post_norm) {
     ops.row_forward("attention.output", t.attention, t.attention_output, {}, unsharded);
-    ops.post_norm_forward("attention_post_norm", t.attention_output, t.middle, t.attention_post_rstd, input);
+    ops.post_norm_forward("attention_post_norm", t.attention_output, t.middle, t.attention_post_rstd, addend);
   } else {
-    ops.row_forward("attention.output", t.attention, t.middle, input, unsharded);
+    ops.row_forward("attention.output", t.attention, t.middle, addend, unsharded);
   }
+  if (dropped) ops.drop_rows(dropped, t.middle, input, t.middle);
   ops.norm_forward("ffn_norm", t.middle, t.ffn_norm);
   ops.column_forward(ffn_input_layer(spec), t.ffn_norm.output, t.pre_activation, t.activation, unsharded);
 }
@@ -253,12 +257,17 @@ void block_forward_ffn_output(const UnitOps& ops, const BlockTensors& t, View un
   ops.row_forward("ffn.down", t.activation, t.ffn_output, {}, unsharded);
 }
 
-void block_forward_output(const UnitOps& ops, View output, const BlockTensors& t, View unsharded) {
-  if (t.ffn_output) {
+void block_forward_output(const UnitOps& ops, const ModelSpec& spec, View output, const BlockTensors& t,
+                          View unsharded) {
+  const DropoutMask dropped = ops.dropped(ffn_branch, spec.dropout.residual);
+  const ConstView addend = dropped ? ConstView() : t.middle;
+  if (spec.post_norm) {
     block_forward_ffn_output(ops, t, unsharded);
-    return ops.post_norm_forward("ffn_post_norm", t.ffn_output, output, t.ffn_post_rstd, t.middle);
+    ops.post_norm_forward("ffn_post_norm", t.ffn_output, output, t.ffn_post_rstd, addend);
+  } else {
+    ops.row_forward("ffn.down", t.activation, output, addend, unsharded);
   }
-  ops.row_forward("ffn.down", t.activation, output, t.middle, unsharded);
+  if (dropped) ops.drop_rows(dropped, output, t.middle, output);
 }
 
 void block_rebuild_cheap(const UnitOps& ops, const ModelSpec& spec, ConstView input, ConstView positions,

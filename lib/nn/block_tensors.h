@@ -52,13 +52,15 @@ inline BlockTensors carve_block(RegionAllocator& region, const BlockExtent& exte
 
 // Output-gradients that the split backward keeps for the weight pass.
 struct BlockWork {
-  View d_output;                          // [n,C]
-  View d_pre_activation;                  // as pre_activation
-  View d_ffn_norm;                        // [n,C]
-  View d_middle;                          // [n,C]
-  View d_ffn_output, d_attention_output;  // as ffn_output, attention_output; else d_output and d_middle are those
-  View d_qkv;                             // as qkv
-  View d_query_key;                       // as query_key
+  View d_output;          // [n,C]
+  View d_pre_activation;  // as pre_activation
+  View d_ffn_norm;        // [n,C]
+  View d_middle;          // [n,C]
+  // [n,C] with norms behind the maps back to C, or with dropout: the gradients of what the maps give; else d_output and
+  // d_middle are those.
+  View d_ffn_output, d_attention_output;
+  View d_qkv;        // as qkv
+  View d_query_key;  // as query_key
   // [n,C]; in the memory of BlockTensors::qkv where that is kept and not read any more, and large enough for sure:
   // degree one.
   View d_attention_norm;
@@ -70,7 +72,7 @@ struct BlockScratch {
   View wide;       // [N, the most of what it holds]: the gradient of pre_activation or qkv, and what leads to them
   View unsharded;  // [N,C] with sequence shards: gathered rows, or a partial sum
   View unsharded_in_wide;    // the same in the memory of `wide`
-  View d_post_norm;          // [n,C] with norms behind the maps: the gradient of what they norm
+  View d_branch;             // [n,C] as BlockWork::d_ffn_output; of a weight pass what dropout makes of the gradient
   View d_attention;          // [N, H·D] where that is more than C
   View attention_workspace;  // where pre_activation is too small for it
 };
@@ -122,11 +124,16 @@ void block_forward_qkv(const UnitOps& ops, const ModelSpec& spec, ConstView inpu
 void block_forward_middle(const UnitOps& ops, const ModelSpec& spec, ConstView input, const BlockTensors& t,
                           View unsharded = {});
 // activation, middle → output.
-void block_forward_output(const UnitOps& ops, View output, const BlockTensors& t, View unsharded = {});
+void block_forward_output(const UnitOps& ops, const ModelSpec& spec, View output, const BlockTensors& t,
+                          View unsharded = {});
 // Without a matrix product or a sum: input, middle → attention_norm, ffn_norm; qkv → query_key; pre_activation →
 // activation.
 void block_rebuild_cheap(const UnitOps& ops, const ModelSpec& spec, ConstView input, ConstView positions,
                          const BlockTensors& t);
+
+// What keys the dropout of a block's two branches.
+inline constexpr std::string_view attention_branch = "attention";
+inline constexpr std::string_view ffn_branch = "ffn";
 
 // The layer that feeds the activation: one matrix with the gate, or "ffn.up".
 std::string_view ffn_input_layer(const ModelSpec& spec);

@@ -276,7 +276,7 @@ struct Decoder::Impl {
       const std::int64_t count = std::min(rows_at_once, n - first);
       const BlockTensors rows = rows_of(t.block, spec, first, count);
       block_forward_middle(ops, of_layer, t.hidden.rows(first, count), rows);
-      block_forward_output(ops, t.next.rows(first, count), rows);
+      block_forward_output(ops, of_layer, t.next.rows(first, count), rows);
     }
     store.release(unit);
   }

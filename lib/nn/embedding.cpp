@@ -25,7 +25,7 @@ class Embedding : public Unit {
   }
 
   Saved forward(const UnitRun& run, const Bundle& input, const Bundle& output, Region saved) const override {
-    const UnitOps ops(run, spec_, part_);
+    const UnitOps ops(run, spec_, part_, name_);
     const TensorSums& sums = ops.sums();
     const View partial = sums.partial(output.hidden, unsharded(run));
     ops.run(EmbeddingForward{
@@ -38,6 +38,7 @@ class Embedding : public Unit {
         .vocabulary = spec_.vocab});
     sums.sum(partial, output.hidden);
     scale(run, ops, output.hidden, output.hidden);
+    drop(ops, output.hidden);
     return {this, saved, input};
   }
 
@@ -45,7 +46,7 @@ class Embedding : public Unit {
                             Region work) const override {
     const std::pair<Region, Bundle> held = saved.consume(this);
     RegionAllocator region(work);
-    UnitOps(run, spec_, part_)
+    UnitOps(run, spec_, part_, name_)
         .run(Copy{.input = d_output.hidden, .output = carve_work(region, run.batch.shape, run.backend.compute_type())});
     return {this, work, held.first, held.second};
   }
@@ -81,10 +82,17 @@ class Embedding : public Unit {
       ops.run(Scale{.input = input, .output = output, .factor = embedding_scale(spec_, run.backend.compute_type())});
   }
 
+  // Its own backward.
+  void drop(const UnitOps& ops, View values) const {
+    if (const DropoutMask mask = ops.dropped("output", spec_.dropout.embedding))
+      ops.drop_rows(mask, values, {}, values);
+  }
+
   // Overwrites d_output, which nothing reads after this.
   void add_gradients(const UnitRun& run, View d_output) const {
-    const UnitOps ops(run, spec_, part_);
+    const UnitOps ops(run, spec_, part_, name_);
     SCALETRAIN_CHECK(run.gradients != nullptr);
+    drop(ops, d_output);
     scale(run, ops, d_output, d_output);
     const View of_rows = ops.sums().unsharded(d_output, unsharded(run));
     const View d_table = run.gradients->find("token.weight");

@@ -215,7 +215,7 @@ UnitMemory Head::memory(const BatchShape& shape, DType compute) const {
 }
 
 Saved Head::forward(const UnitRun& run, const Bundle& input, const Bundle& /*output*/, Region saved) const {
-  const UnitOps ops(run, spec_, part_);
+  const UnitOps ops(run, spec_, part_, name_);
   const Memory memory = carve(run, saved);
   const NormTensors& norm = memory.norm;
   if (run.batch.mode == Mode::evaluate || !recomputes_) ops.norm_forward("norm", input.hidden, norm);
@@ -234,7 +234,7 @@ Saved Head::forward(const UnitRun& run, const Bundle& input, const Bundle& /*out
 
 void Head::backward(const UnitRun& run, Saved saved, const Bundle& /*d_output*/, const Bundle& d_input,
                     Region /*work*/) const {
-  const UnitOps ops(run, spec_, part_);
+  const UnitOps ops(run, spec_, part_, name_);
   const std::pair<Region, Bundle> held = saved.consume(this);
   const Memory memory = carve(run, held.first);
   const NormTensors& norm = memory.norm;
@@ -256,7 +256,7 @@ void Head::backward(const UnitRun& run, Saved saved, const Bundle& /*d_output*/,
 
 WeightWork Head::backward_input(const UnitRun& run, Saved saved, const Bundle& /*d_output*/, const Bundle& d_input,
                                 Region work) const {
-  const UnitOps ops(run, spec_, part_);
+  const UnitOps ops(run, spec_, part_, name_);
   const TensorSums& sums = ops.sums();
   const std::pair<Region, Bundle> held = saved.consume(this);
   const Memory memory = carve_split(run, held.first, work);
@@ -278,7 +278,7 @@ WeightWork Head::backward_input(const UnitRun& run, Saved saved, const Bundle& /
 }
 
 void Head::backward_weight(const UnitRun& run, WeightWork work) const {
-  const UnitOps ops(run, spec_, part_);
+  const UnitOps ops(run, spec_, part_, name_);
   const Region saved = work.saved();
   const std::pair<Region, Bundle> held = work.consume(this);
   const Memory memory = carve_split(run, saved, held.first);

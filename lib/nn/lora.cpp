@@ -183,7 +183,10 @@ std::vector<LoraMap> lora_maps(const ParamTable& base) {
 }
 
 LoraSpec make_lora_spec(const ParamTable& base, const LoraConfig& config) {
-  LoraSpec spec{.rank = config.rank, .scale = config.alpha / static_cast<double>(config.rank), .maps = {}};
+  LoraSpec spec{.rank = config.rank,
+                .scale = config.alpha / static_cast<double>(config.rank),
+                .dropout = config.dropout,
+                .maps = {}};
   const std::vector<LoraMap> maps = lora_maps(base);
   std::set<std::string_view> chosen;
   for (const std::string& target : config.targets) {
@@ -208,7 +211,8 @@ ParamTable with_adapters(const ParamTable& base, const LoraSpec& lora) {
   return AdapterTable(base, lora).build();
 }
 
-std::vector<AdaptedLayer> adapted_layers(const ModelSpec& local) {
+std::vector<AdaptedLayer> adapted_layers(const ModelSpec& whole, const TensorPart& part) {
+  const ModelSpec local = local_spec(whole, part);
   std::vector<AdaptedLayer> layers;
   if (local.lora.rank == 0) return layers;
   const auto has = [&](std::string_view map) {
@@ -216,13 +220,27 @@ std::vector<AdaptedLayer> adapted_layers(const ModelSpec& local) {
   };
   for (const MapExtent& map : map_extents(local)) {
     if (layers.empty() || layers.back().name != map.layer)
-      layers.push_back({.name = std::string(map.layer), .inputs = map.inputs, .outputs = 0, .maps = {}});
+      layers.push_back({.name = std::string(map.layer),
+                        .inputs = map.inputs,
+                        .outputs = 0,
+                        .first_input = 0,
+                        .whole_inputs = map.inputs,
+                        .maps = {}});
     AdaptedLayer& layer = layers.back();
     if (has(map.map)) layer.maps.push_back({std::string(map.map), layer.outputs, map.outputs});
     layer.outputs += map.outputs;
   }
   for (AdaptedLayer& layer : layers)  // one for all of its maps
     if (layer.maps.empty() && has(layer.name)) layer.maps.push_back({layer.name, 0, layer.outputs});
+  for (AdaptedLayer& layer : layers) {
+    if (layer.name == "attention.output") {
+      layer.first_input = part.rank * layer.inputs;
+      layer.whole_inputs = whole.heads * whole.head_size;
+    } else if (layer.name == "ffn.down") {
+      layer.first_input = first_ffn_column(whole, part);
+      layer.whole_inputs = whole.ffn_hidden;
+    }
+  }
   std::erase_if(layers, [](const AdaptedLayer& layer) { return layer.maps.empty(); });
   return layers;
 }

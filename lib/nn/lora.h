@@ -5,6 +5,8 @@
 // A map is what the model's family has as one in its files: query, key and value have adapters of their own in Llama's
 // kind, and one together in GPT-2's (c_attn), whose A is a parameter of its own and whose B is kept as three.
 //
+// With dropout, each adapter's A sees an input of which elements are dropped, by a mask of its own, as in peft.
+//
 // Tensor parallel, as the map is: where its outputs are divided B is too and A is on every rank, where its inputs are,
 // A is and B is on every rank. What is on every rank has a gradient that each rank computes a part of, and asks nothing
 // of the group before the step's end.
@@ -49,14 +51,15 @@ struct AdaptedMap {
 // A layer with adapters.
 struct AdaptedLayer {
   std::string name;
-  std::int64_t inputs = 0, outputs = 0;  // this rank's
+  std::int64_t inputs = 0, outputs = 0;            // this rank's
+  std::int64_t first_input = 0, whole_inputs = 0;  // the first of those, and how many all ranks have
   std::vector<AdaptedMap> maps;
 
   // Whether the only adapter is one for all outputs.
   bool is_whole() const { return maps.size() == 1 && maps.front().outputs == outputs; }
   std::string down() const { return (maps.size() == 1 ? maps.front().name : name) + ".lora_a"; }  // A, of all maps
 };
-// local: the rank's part of the model.
-std::vector<AdaptedLayer> adapted_layers(const ModelSpec& local);
+// Of a tensor rank.
+std::vector<AdaptedLayer> adapted_layers(const ModelSpec& whole, const TensorPart& part);
 
 }  // namespace scaletrain

@@ -322,6 +322,9 @@ ModelSpec make_model_spec(const ModelConfig& config, std::int64_t vocab) {
   spec.global_every = config.window.global_every;
   spec.window_rope_theta = config.window.rope_theta.value_or(0.0);
   spec.tie_embeddings = config.tie_embeddings;
+  spec.dropout = {.embedding = config.embedding_dropout.value_or(config.dropout),
+                  .attention = config.attention_dropout.value_or(config.dropout),
+                  .residual = config.residual_dropout.value_or(config.dropout)};
   SCALETRAIN_CHECK(spec.layers >= 1 && spec.kv_heads >= 1 && spec.ffn_hidden >= 1 && spec.context >= 1 &&
                    spec.vocab >= 1);
   SCALETRAIN_CHECK_EQ(spec.heads % spec.kv_heads, 0);
@@ -329,6 +332,12 @@ ModelSpec make_model_spec(const ModelConfig& config, std::int64_t vocab) {
   SCALETRAIN_CHECK(!spec.post_norm || spec.norm == NormKind::rmsnorm);
   SCALETRAIN_CHECK(!spec.scale_embeddings || spec.position == PositionKind::rope);
   return spec;
+}
+
+bool has_dropout(const ModelSpec& spec) {
+  const DropoutSpec& dropout = spec.dropout;
+  return dropout.embedding > 0 || dropout.attention > 0 || dropout.residual > 0 ||
+         (spec.lora.rank > 0 && spec.lora.dropout > 0);
 }
 
 ParamTable make_param_table(const ModelSpec& spec, const InitConfig& init) {
@@ -384,6 +393,10 @@ ModelSpec local_spec(const ModelSpec& spec, const TensorPart& part) {
 
 std::int64_t first_vocab_row(const ModelSpec& spec, const TensorPart& part) {
   return cut_of(spec.vocab, part).first[0];
+}
+
+std::int64_t first_ffn_column(const ModelSpec& spec, const TensorPart& part) {
+  return cut_of(spec.ffn_hidden, part).first[0];
 }
 
 std::vector<std::int64_t> sequence_shards(std::int64_t rows, std::int64_t degree) {

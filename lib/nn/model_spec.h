@@ -18,10 +18,18 @@ namespace scaletrain {
 struct LoraSpec {
   std::int64_t rank = 0;  // r; 0: there are none
   double scale = 1.0;     // alpha / r
+  double dropout = 0.0;   // of each adapter's input
   // As blocks call the maps, in the order of the parameter table: "attention.query"; "attention.qkv" where one adapter
   // is for all three.
   std::vector<std::string> maps{};
   bool operator==(const LoraSpec&) const = default;
+};
+
+// Probabilities of dropout in training (DropoutMask): of what the embedding gives, of attention's probabilities, and of
+// what attention and the ffn give, right before it is added to the residual stream (behind a norm that lies there).
+struct DropoutSpec {
+  double embedding = 0.0, attention = 0.0, residual = 0.0;
+  bool operator==(const DropoutSpec&) const = default;
 };
 
 struct ModelSpec {
@@ -53,6 +61,7 @@ struct ModelSpec {
   std::int64_t global_every = 0;
   double window_rope_theta = 0.0;  // of layers with a window, unscaled; 0: as the others
   bool tie_embeddings = true;
+  DropoutSpec dropout{};
   LoraSpec lora{};
   LossShape loss{};  // of training alone: an evaluation has no gradient that it could shape
   bool operator==(const ModelSpec&) const = default;
@@ -60,6 +69,9 @@ struct ModelSpec {
 
 // vocab: the config's, or the tokenizer's where the config says auto.
 ModelSpec make_model_spec(const ModelConfig& config, std::int64_t vocab);
+
+// Whether anything is dropped in training, so that passes need to know which samples they see.
+bool has_dropout(const ModelSpec& spec);
 
 // One tensor rank's part of the model.
 struct TensorPart {
@@ -81,6 +93,8 @@ double attention_share(const ModelSpec& spec);
 ModelSpec local_spec(const ModelSpec& spec, const TensorPart& part);
 // The first vocabulary id that a tensor rank holds.
 std::int64_t first_vocab_row(const ModelSpec& spec, const TensorPart& part);
+// And the first ffn column.
+std::int64_t first_ffn_column(const ModelSpec& spec, const TensorPart& part);
 // How N rows are divided into sequence shards: counts by tensor rank, in order, as even as may be.
 std::vector<std::int64_t> sequence_shards(std::int64_t rows, std::int64_t degree);
 

@@ -1,5 +1,7 @@
 #include "nn/tensor_sums.h"
 
+#include <numeric>
+
 #include "base/error.h"
 
 namespace scaletrain {
@@ -11,6 +13,12 @@ bool divides_rows(const TensorPart& part) {
 std::int64_t own_rows(const TensorPart& part, std::int64_t rows) {
   if (!divides_rows(part)) return rows;
   return sequence_shards(rows, part.degree).at(static_cast<std::size_t>(part.rank));
+}
+
+std::int64_t first_own_row(const TensorPart& part, std::int64_t rows) {
+  if (!divides_rows(part)) return 0;
+  const std::vector<std::int64_t> shards = sequence_shards(rows, part.degree);
+  return std::accumulate(shards.begin(), shards.begin() + part.rank, std::int64_t{0});
 }
 
 TensorSums::TensorSums(Communicator* tensor, Stream& stream, const TensorPart& part, std::vector<GroupCall>* declared)

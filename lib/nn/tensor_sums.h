@@ -20,6 +20,8 @@ namespace scaletrain {
 
 // n: the rows between the parallel parts that a tensor rank holds.
 std::int64_t own_rows(const TensorPart& part, std::int64_t rows);
+// Which of all rows is the first of them.
+std::int64_t first_own_row(const TensorPart& part, std::int64_t rows);
 // Whether activations between the parallel parts are divided.
 bool divides_rows(const TensorPart& part);
 

@@ -73,11 +73,14 @@ enum class Mode {
 struct BatchContext {
   BatchShape shape;
   Mode mode = Mode::train;
-  ConstView ids;                  // [B·T] i32
-  ConstView targets;              // [B·T] i32, -1: masked
-  ConstView positions;            // [B·T] i32, position within the sample, or within the token's document
-  ConstView document_start;       // [B·T] i32, optional: the first position a token may attend to
-  std::int64_t first_sample = 0;  // global sample id of row 0 of this micro-batch (dropout's key, later)
+  ConstView ids;             // [B·T] i32
+  ConstView targets;         // [B·T] i32, -1: masked
+  ConstView positions;       // [B·T] i32, position within the sample, or within the token's document
+  ConstView document_start;  // [B·T] i32, optional: the first position a token may attend to
+  // With the run's seed what dropout is keyed by, in training: [B] i64, each sample's number in the run, counted over
+  // all epochs; -1 where there is none.
+  ConstView samples{};
+  std::uint64_t seed = 0;
   // The plan's constant: gradients are those of loss_gradient times the sum over unmasked tokens.
   double loss_gradient = 0.0;
   View loss_sum;  // [1] f64: the head adds the sum of the micro-batch's token losses

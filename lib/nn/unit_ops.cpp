@@ -1,5 +1,7 @@
 #include "nn/unit_ops.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -66,6 +68,23 @@ UnitOps::UnitOps(Backend& backend, Stream& stream, const ModelSpec& spec, const 
 const UnitGradients& UnitOps::gradients() const {
   SCALETRAIN_CHECK(gradients_ != nullptr);
   return *gradients_;
+}
+
+DropoutMask UnitOps::dropped(std::string_view place, double probability) const {
+  if (batch_ == nullptr || batch_->mode != Mode::train || probability <= 0) return {};
+  return {.probability = probability,
+          .key = philox_key(batch_->seed, fmt::format("dropout.{}.{}", unit_, place)),
+          .samples = batch_->samples};
+}
+
+void UnitOps::drop_rows(const DropoutMask& mask, ConstView input, ConstView addend, View output) const {
+  run(Dropout{.input = input,
+              .addend = addend,
+              .output = output,
+              .mask = mask,
+              .sample_rows = batch_->shape.tokens,
+              .first_row = first_own_row(part_, batch_->shape.rows()),
+              .columns = spec_.hidden});
 }
 
 void UnitOps::norm_forward(std::string_view layer, ConstView input, const NormTensors& norm) const {
@@ -211,7 +230,7 @@ void UnitOps::row_forward(std::string_view layer, ConstView input, View output, 
 void UnitOps::post_norm_forward(std::string_view layer, ConstView input, View output, View rstd,
                                 ConstView addend) const {
   norm_forward(layer, input, {.output = output, .mean = {}, .rstd = rstd});
-  run(Add{.a = output, .b = addend, .output = output});
+  if (addend) run(Add{.a = output, .b = addend, .output = output});
 }
 
 void UnitOps::row_backward_weight(std::string_view layer, ConstView input, ConstView d_unsharded,

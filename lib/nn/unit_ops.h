@@ -35,9 +35,14 @@ class UnitOps {
   // spec: the rank's part of the model.
   UnitOps(Backend& backend, Stream& stream, const ModelSpec& spec, const UnitWeights& weights,
           const UnitGradients* gradients, TensorSums sums = {});
-  UnitOps(const UnitRun& run, const ModelSpec& spec, const TensorPart& part)
+  // Of a pass of a unit with this name, which must outlive it.
+  UnitOps(const UnitRun& run, const ModelSpec& spec, const TensorPart& part, std::string_view unit)
       : UnitOps(run.backend, run.stream, spec, run.weights, run.gradients,
-                TensorSums(run.tensor, run.stream, part, run.declared)) {}
+                TensorSums(run.tensor, run.stream, part, run.declared)) {
+    batch_ = &run.batch;
+    part_ = part;
+    unit_ = unit;
+  }
 
   const TensorSums& sums() const { return sums_; }
   // The same, for what the backward computes again.
@@ -59,6 +64,11 @@ class UnitOps {
     if (!sums_.declares()) backend_.run(stream_, op);
   }
 
+  // What dropout drops in a place of the unit: nothing where nothing is trained, whatever the probability.
+  DropoutMask dropped(std::string_view place, double probability) const;
+  // output = dropout(input) + addend (optional), of rows between the parallel parts, [n,C]. The output may be either.
+  void drop_rows(const DropoutMask& mask, ConstView input, ConstView addend, View output) const;
+
   void norm_forward(std::string_view layer, ConstView input, const NormTensors& norm) const;
   void norm_backward_input(std::string_view layer, ConstView d_output, ConstView input, const NormTensors& norm,
                            ConstView addend, View d_input) const;
@@ -66,7 +76,7 @@ class UnitOps {
   // same whatever is frozen.
   void norm_backward_weight(std::string_view layer, ConstView d_output, ConstView input, const NormTensors& norm) const;
 
-  // output = the RMS norm of the input + addend. Its backward is that of a norm without an addend.
+  // output = the RMS norm of the input + addend (optional). Its backward is that of a norm without an addend.
   void post_norm_forward(std::string_view layer, ConstView input, View output, View rstd, ConstView addend) const;
 
   // RMS norms over heads, which share a weight [D]. rstd: [N] of the forward. d_input may be d_output.
@@ -108,6 +118,12 @@ class UnitOps {
   // The addend of the layer's own product: the given one or, with adapters, what they add to it, in the output.
   ConstView adapter_forward(std::string_view layer, ConstView input, ConstView addend, View output) const;
   void add_adapter_input_gradient(std::string_view layer, View d_input) const;
+  // With dropout each map's A has a product of its own, of what a mask of its own leaves of the input.
+  bool drops_adapter_inputs() const { return bool(dropped("", spec_.lora.dropout)); }
+  DropoutMask adapter_dropped(const AdaptedMap& map) const;
+  void drop_inputs(const AdaptedLayer& layer, const DropoutMask& mask, std::int64_t first_row, ConstView input,
+                   ConstView addend, View output) const;
+  View d_hidden_of(const LayerAdapters& of, std::size_t map, std::int64_t row, std::int64_t rows) const;
   void adapter_backward_weight(std::string_view layer, ConstView input, ConstView d_output) const;
 
   Backend& backend_;
@@ -117,6 +133,9 @@ class UnitOps {
   const UnitGradients* gradients_;
   TensorSums sums_;
   const AdapterTensors* adapters_ = nullptr;
+  const BatchContext* batch_ = nullptr;  // null: of decoding
+  TensorPart part_;
+  std::string_view unit_;
 };
 
 }  // namespace scaletrain

@@ -35,9 +35,11 @@ std::size_t bundle_bytes(const Transformer& model, const BatchShape& shape, DTyp
   return align_up(static_cast<std::size_t>(bundle_shape(model, shape, compute).num_elements()) * size_of(compute));
 }
 
-std::size_t batch_bytes_of(const BatchShape& shape, DocumentAttention document_attention) {
-  return static_cast<std::size_t>(num_batch_tensors(document_attention)) *
-         align_up(static_cast<std::size_t>(shape.rows()) * size_of(DType::i32));
+std::size_t batch_bytes_of(const ActivationPlan& plan) {
+  const std::size_t of_tokens = static_cast<std::size_t>(num_batch_tensors(plan.document_attention)) *
+                                align_up(static_cast<std::size_t>(plan.shape.rows()) * size_of(DType::i32));
+  if (!plan.has_samples) return of_tokens;
+  return of_tokens + align_up(static_cast<std::size_t>(plan.shape.samples) * size_of(DType::i64));
 }
 
 // Whether a unit of a chunk and the next one take no part in any backward: nothing is read of what passes between them
@@ -94,9 +96,10 @@ ActivationPlan make_activation_plan(const Transformer& model, std::vector<std::v
   plan.chunks = std::move(chunks);
   plan.shape = shape;
   plan.document_attention = document_attention;
+  plan.has_samples = has_dropout(model.spec());
   plan.bundle = bundle_shape(model, shape, compute);
   const std::size_t hidden = bundle_bytes(model, shape, compute);
-  const std::size_t batch = batch_bytes_of(shape, document_attention);
+  const std::size_t batch = batch_bytes_of(plan);
   const int head = narrow<int>(model.units().size()) - 1;
   ArenaCutter arena;
   const PassingMemory passing = cut_passing(model, plan, shape, compute, first_trained, hidden, arena);
@@ -173,7 +176,7 @@ ActivationPlan make_forward_plan(const Transformer& model, const BatchShape& sha
     largest.saved = std::max(largest.saved, memory.saved);
     largest.scratch = std::max(largest.scratch, memory.scratch);
   }
-  plan.batches.push_back(arena.cut(batch_bytes_of(shape, document_attention)));
+  plan.batches.push_back(arena.cut(batch_bytes_of(plan)));
   const ArenaRange saved = arena.cut(largest.saved);
   const std::size_t hidden = bundle_bytes(model, shape, compute);
   const ArenaRange outputs[2] = {arena.cut(hidden), arena.cut(hidden)};

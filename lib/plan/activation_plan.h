@@ -39,6 +39,7 @@ struct ActivationPlan {
   // [buffer] ids, targets, positions and, where attention stays within documents, their starts: an i32 per token each
   std::vector<ArenaRange> batches;
   DocumentAttention document_attention = DocumentAttention::across;
+  bool has_samples = false;  // batches end with the numbers of their samples, an i64 each: of a model with dropout
   // Hidden bundles of the virtual stage before, from the posted receive until the backward (an evaluation: the forward)
   // has used them; none on a stage that holds the model's first chunk only.
   std::vector<ArenaRange> inputs;

@@ -155,8 +155,10 @@ void PhasePlan::compute_on(Space space_of_device, std::int64_t row_alignment,
 }
 
 Transformer PhasePlan::transformer(Rank rank) const {
-  // Kernels that keep the gradients of scores know no documents: who computes in their place has no use of the memory.
-  const bool is_unused = document_attention == DocumentAttention::within && attention_workspace.keeps_scores;
+  // Kernels that keep the gradients of scores know no documents and no dropout: who computes in their place has no use
+  // of the memory.
+  const bool is_unused = (document_attention == DocumentAttention::within || model.dropout.attention > 0) &&
+                         attention_workspace.keeps_scores;
   return Transformer(model, tensor_part(rank), recompute, logit_rows,
                      is_unused ? AttentionWorkspace{.most = 0} : attention_workspace);
 }
@@ -240,7 +242,9 @@ std::vector<SavePiece> PhasePlan::save_plan(Rank rank) const {
 std::size_t PhasePlan::pinned_staging() const {
   if (is_host_accessible(space)) return 0;
   const std::int64_t numbers = checked_mul(batches_ahead, num_batch_tensors(document_attention) * micro_batch.rows());
-  return host_access_pieces * host_access_piece_bytes + static_cast<std::size_t>(numbers) * size_of(DType::i32);
+  const std::int64_t samples = has_dropout(model) ? checked_mul(batches_ahead, micro_batch.samples) : 0;
+  return host_access_pieces * host_access_piece_bytes + static_cast<std::size_t>(numbers) * size_of(DType::i32) +
+         static_cast<std::size_t>(samples) * size_of(DType::i64);
 }
 
 // Of the groups that transfer a device's memory: the stretch of each that has collectives, and of a pipeline a bundle
@@ -325,6 +329,7 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
   phase.schedule_kind = config.parallel.schedule;
   phase.chunks = config.parallel.chunks;
   phase.recompute = config.train.recompute;
+  phase.seed = config.run.seed;
   phase.stages = make_stages(config.parallel, phase);
   phase.global_batch = config.train.global_batch;
   const BatchCut cut = cut_batch(config.train, data);

@@ -86,6 +86,7 @@ struct PhasePlan {
   bool offload = false;                                          // masters and that state lie in the host's memory
   bool background_saves = false;
   RecomputeKind recompute = RecomputeKind::none;
+  std::uint64_t seed = 0;  // of the run
   // Back-propagated token losses are multiplied by this constant; the exact token count is folded into the update.
   double loss_gradient = 0.0;
 

@@ -37,7 +37,7 @@ class SetSource final : public MicroBatchSource {
                                      std::span<std::int32_t> targets, std::vector<std::int32_t>& starts) {
       set_.read_sample(index, inputs, targets, starts);
     };
-    return {fill_batch(samples, set_.context(), read, tensors), first};
+    return {fill_batch(samples, set_.context(), read, tensors)};
   }
 
  private:
@@ -59,7 +59,7 @@ class TaskSource final : public MicroBatchSource {
     std::iota(rows.begin(), rows.end(), first);
     const SampleReader read = [this](std::int64_t row, std::span<std::int32_t> inputs, std::span<std::int32_t> targets,
                                      std::vector<std::int32_t>&) { task_.read_row(row, inputs, targets); };
-    return {fill_batch(rows, task_.context(), read, tensors), first};
+    return {fill_batch(rows, task_.context(), read, tensors)};
   }
 
  private:

@@ -17,7 +17,7 @@ MicroBatchSource::Filled TrainingSource::fill(MicroBatch micro_batch, const Batc
                                    std::vector<std::int32_t>& starts) {
     data_.read_sample(index, inputs, targets, starts);
   };
-  return {fill_batch(samples, data_.context(), read, tensors), samples.empty() ? 0 : samples.front()};
+  return {fill_batch(samples, data_.context(), read, tensors)};
 }
 
 }  // namespace scaletrain

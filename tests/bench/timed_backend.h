@@ -42,6 +42,7 @@ inline constexpr std::array<std::string_view, std::variant_size_v<Operation>> op
     "softmax statistics",
     "cross-entropy of parts",
     "add",
+    "dropout",
     "scale",
     "soft cap",
     "soft cap backward",
@@ -103,6 +104,7 @@ class TimedBackend final : public ForwardingBackend {
   Purpose purpose_of(const CrossEntropy&) const { return Purpose::head; }
   Purpose purpose_of(const SoftmaxStatistics&) const { return Purpose::head; }
   Purpose purpose_of(const CrossEntropyParts&) const { return Purpose::head; }
+  Purpose purpose_of(const Dropout&) const { return Purpose::element_wise; }
   Purpose purpose_of(const SoftCap&) const { return Purpose::head; }
   Purpose purpose_of(const SoftCapBackward&) const { return Purpose::head; }
   Purpose purpose_of(const SumsOfSquares&) const { return Purpose::update; }

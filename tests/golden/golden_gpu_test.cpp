@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "golden_documents.h"
+#include "golden_dropout.h"
 #include "golden_frozen.h"
 #include "golden_lora.h"
 #include "golden_models.h"
@@ -25,6 +26,13 @@ TEST_CASE("golden_loss_and_gradients_agree_with_pytorch_on_a_gpu") {
 TEST_CASE("golden_loss_and_gradients_within_documents_agree_with_pytorch_on_a_gpu") {
   if (is_gpu_missing()) return;
   for (const std::string& model : models_with_documents) check_documents(model, make_gpu(DType::f32), in_f32);
+}
+
+TEST_CASE("golden_loss_and_gradients_with_dropout_agree_with_pytorch_that_has_the_same_masks_on_a_gpu") {
+  if (is_gpu_missing()) return;
+  for (const LoraModel& model : models_with_dropout())
+    for (const bool with_adapters : {false, true})
+      check_dropout(model, with_adapters, make_gpu(DType::f32), in_f32, RecomputeKind::selective);
 }
 
 TEST_CASE("golden_twenty_adamw_steps_agree_with_pytorch_on_a_gpu") {

@@ -87,11 +87,13 @@ struct GoldenCase {
   std::string prefix{};  // of the steps' names in the file
   LossShape loss{};
   std::optional<EmaConfig> ema{};
+  DropoutSpec dropout{};
 };
 
 inline ModelSpec spec_of_case(const HuggingFaceModel& source, const GoldenCase& of) {
   ModelSpec spec = make_model_spec(source.model_config(), *source.model_config().vocab);
   spec.loss = of.loss;
+  spec.dropout = of.dropout;
   if (of.lora) spec.lora = make_lora_spec(make_param_table(spec, InitConfig{}), *of.lora);
   return spec;
 }

@@ -290,6 +290,19 @@ Switch finetune_switch() {
           }};
 }
 
+// Behind what trains: adapters have one of their own.
+Switch dropout_switch() {
+  return {.name = "dropout",
+          .changes_baseline = true,
+          .values = {{.name = "none", .is_possible = nullptr, .apply = [](const Row&, LayoutRun&) {}},
+                     {.name = "everywhere", .is_possible = nullptr, .apply = [](const Row&, LayoutRun& run) {
+                        run.config.model.embedding_dropout = 0.1;
+                        run.config.model.attention_dropout = 0.2;
+                        run.config.model.residual_dropout = 0.15;
+                        if (run.config.finetune.lora) run.config.finetune.lora->dropout = 0.25;
+                      }}}};
+}
+
 Switch stream_switch() {
   const auto set = [](TestBackend backend) { return [backend](const Row&, LayoutRun& run) { run.backend = backend; }; };
   return {.name = "streams",
@@ -483,10 +496,10 @@ LayoutRun base_run(const Row& row) {
 }  // namespace
 
 const std::vector<Switch>& switches() {
-  static const std::vector<Switch> all = {zero_switch(),    schedule_switch(), sequence_switch(),  micro_batch_switch(),
-                                          tied_switch(),    family_switch(),   kv_switch(),        sizes_switch(),
-                                          mask_switch(),    stream_switch(),   recompute_switch(), reduce_switch(),
-                                          offload_switch(), document_switch(), finetune_switch(),  loss_switch()};
+  static const std::vector<Switch> all = {
+      zero_switch(),    schedule_switch(), sequence_switch(), micro_batch_switch(), tied_switch(),      family_switch(),
+      kv_switch(),      sizes_switch(),    mask_switch(),     stream_switch(),      recompute_switch(), reduce_switch(),
+      offload_switch(), document_switch(), finetune_switch(), loss_switch(),        dropout_switch()};
   return all;
 }
 

@@ -26,11 +26,11 @@ class OperandVisitor {
   void enter(ActivationBackward& op) const { reach_all(op.input, op.d_output, op.d_input); }
   void enter(RopeRotate& op) const { reach_all(op.values, op.positions); }
   void enter(AttentionForward& op) const {
-    reach_all(op.query, op.key, op.value, op.document_start, op.output, op.log_sum_exp);
+    reach_all(op.query, op.key, op.value, op.document_start, op.output, op.log_sum_exp, op.dropout.mask.samples);
   }
   void enter(AttentionBackward& op) const {
     reach_all(op.query, op.key, op.value, op.output, op.d_output, op.log_sum_exp, op.document_start, op.d_query,
-              op.d_key, op.d_value, op.workspace);
+              op.d_key, op.d_value, op.workspace, op.dropout.mask.samples);
   }
   void enter(EmbeddingForward& op) const { reach_all(op.table, op.position_table, op.ids, op.positions, op.output); }
   void enter(EmbeddingBackward& op) const {
@@ -40,6 +40,7 @@ class OperandVisitor {
   void enter(SoftmaxStatistics& op) const { reach_all(op.logits, op.targets, op.statistics); }
   void enter(CrossEntropyParts& op) const { reach_all(op.logits, op.targets, op.statistics, op.loss_sum); }
   void enter(Add& op) const { reach_all(op.a, op.b, op.output); }
+  void enter(Dropout& op) const { reach_all(op.input, op.addend, op.output, op.mask.samples); }
   void enter(Scale& op) const { reach_all(op.input, op.output); }
   void enter(SoftCap& op) const { reach_all(op.input, op.output); }
   void enter(SoftCapBackward& op) const { reach_all(op.input, op.d_output, op.d_input); }

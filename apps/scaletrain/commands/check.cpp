@@ -25,6 +25,7 @@
 #include "data/order/sampler.h"
 #include "data/size_estimate.h"
 #include "data/source_check.h"
+#include "data/tasks/count_choices.h"
 #include "host/address.h"
 #include "host/launcher.h"
 #include "host/machine.h"
@@ -196,6 +197,14 @@ std::optional<std::int64_t> planned_world(const Config& config, std::optional<st
   if (world || config.parallel.data || !gpus) return world;
   const LaunchConfig launch = launch_on_gpus(config.parallel, config.launch, 1, gpus->count());
   return lay_out_nodes(config.parallel, launch, 1, std::numeric_limits<std::int64_t>::max()).world();
+}
+
+std::int64_t choices_of_task(std::size_t index, const std::string& path) {
+  try {
+    return count_choices(path);
+  } catch (const InputError& error) {
+    throw InputError(fmt::format("evaluate.tasks.{}.path: {}", index, error.what()));
+  }
 }
 
 DescribeOptions describe_options(const Config& config, const RunPlan& plan, const CheckArguments& arguments,
@@ -377,6 +386,9 @@ ExitCode check_config(const CheckArguments& arguments) {
     for (PhasePlan& phase : plan->phases)
       phase.attention_workspace = cuda_attention_workspace_of(compute_capability(arguments, gpus, ranks));
   DescribeOptions describe = describe_options(planned, *plan, arguments, world, gpus, std::move(so_far));
+  for (std::size_t i = 0; i < planned.evaluate.tasks.size(); ++i)
+    if (const std::string& path = planned.evaluate.tasks[i].path; path_exists(path))
+      reasons.look([&] { describe.task_choices += choices_of_task(i, path); });
   if (describe.budget && describe.budget->is_shared)
     for (PhasePlan& phase : plan->phases) phase.may_be_direct = false;
   RunPlan told = *plan;

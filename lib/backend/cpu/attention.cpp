@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "backend/cpu/attention_blocks.h"
+#include "backend/cpu/dropout.h"
 #include "backend/cpu/sgemm.h"
 #include "tensor/buffer.h"
 
@@ -85,6 +86,9 @@ void forward_block(const Kernels& kernels, const Scratch& scratch, const Attenti
     if (s.softcap > 0) kernels.cap_scores(block, static_cast<float>(s.softcap));
     kernels.softmax_forward(block, state, rows_of(first_block ? nullptr : output, op.output.row_stride),
                             static_cast<std::size_t>(s.head_size));
+    if (op.dropout.mask)
+      drop_block(kernels.f32, {s, op.dropout, item.batch, item.head, item.begin, k, block},
+                 static_cast<float>(op.dropout.mask.factor()), scratch.scores, forward_key_block);
     sgemm({.m = rows,
            .n = s.head_size,
            .k = keys,
@@ -124,6 +128,9 @@ void forward_query(const Kernels& kernels, const Scratch& scratch, const Attenti
     const ScoreBlock block{scratch.scores, forward_key_block, 1, count, scratch.first, scratch.last};
     if (s.softcap > 0) kernels.cap_scores(block, static_cast<float>(s.softcap));
     kernels.softmax_forward(block, state, rows_of(first_block ? nullptr : output, op.output.row_stride), head_size);
+    if (op.dropout.mask)
+      drop_block(kernels.f32, {s, op.dropout, item.batch, item.head, item.begin, k, block},
+                 static_cast<float>(op.dropout.mask.factor()), scratch.scores, forward_key_block);
     kernels.weighted_row_sum(scratch.scores, rows_of(value + k * op.value.row_stride, op.value.row_stride), count,
                              head_size, first_block ? 1 : 0, output);
   }
@@ -223,8 +230,15 @@ class BackwardHead {
     const ScoreBlock block{
         scores,         backward_key_block, static_cast<std::size_t>(rows), static_cast<std::size_t>(keys),
         scratch_.first, scratch_.last};
+    const auto drop = [&](float* values) {
+      if (op_.dropout.mask)
+        drop_block(kernels_.f32, {s, op_.dropout, batch_, head, begin, block_key, block},
+                   static_cast<float>(op_.dropout.mask.factor()), values, backward_key_block);
+    };
+    drop(d_scores);
     if (s.softcap > 0) kernels_.cap_scores_backward(block, scratch_.delta, static_cast<float>(s.softcap), d_scores);
     kernels_.softmax_backward(block, log_sum_exp, scratch_.delta, static_cast<float>(s.scale), d_scores);
+    if (wanted != Gradients::of_queries) drop(scores);
     if (wanted != Gradients::of_queries) {
       const float beta = begun ? 1.0F : 0.0F;
       sgemm({.m = keys,

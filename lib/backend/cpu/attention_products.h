@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "backend/cpu/attention_blocks.h"
+#include "backend/cpu/dropout.h"
 #include "backend/cpu/half_products.h"
 #include "tensor/buffer.h"
 
@@ -165,6 +166,8 @@ class FloatProducts {
   void softmax_backward(const ScoreBlock& block, const float* log_sum_exp, const float* delta, float scale) const {
     engine_.all.softmax_backward(block, log_sum_exp, delta, scale, scratch_.d_scores);
   }
+  // Zeros for the probabilities that dropout drops. The factor of the others is for what is summed by them.
+  void drop(const DroppedBlock& block) const { drop_block(engine_.all.f32, block, 1.0F, scratch_.scores, max_keys); }
   // Row dots of the output and its gradient, as floats in the place of what is computed later.
   void compute_delta(const HeadRows<S>& output, const HeadRows<S>& d_output, float* delta) const {
     const auto size = static_cast<std::size_t>(size_);
@@ -219,6 +222,7 @@ class PanelProducts {
  public:
   PanelProducts(const Engine<S>& engine, const TileScratch<S>& scratch, std::int64_t head_size)
       : kernels_(*engine.panels),
+        typed_(engine.typed),
         scratch_(scratch),
         size_(head_size),
         rows_at_a_time_(kernels_.packs_tiles != 0 ? 4 * panel_tile_rows : panel_block_rows) {}
@@ -275,6 +279,7 @@ class PanelProducts {
     kernels_.softmax_backward(block, log_sum_exp, delta, scale, scratch_.d_scores, {scratch_.probabilities, max_keys},
                               {scratch_.score_gradients, max_keys});
   }
+  void drop(const DroppedBlock& block) const { drop_block(typed_, block, 1.0F, scratch_.probabilities, max_keys); }
   void compute_delta(const HeadRows<S>& output, const HeadRows<S>& d_output, float* delta) const {
     kernels_.row_dots({output.data, output.stride}, {d_output.data, d_output.stride},
                       static_cast<std::size_t>(output.rows), static_cast<std::size_t>(size_), delta);
@@ -344,6 +349,7 @@ class PanelProducts {
   }
 
   const PanelKernels<S>& kernels_;
+  const TypedKernels<S>& typed_;
   const TileScratch<S>& scratch_;
   std::int64_t size_;
   std::int64_t rows_at_a_time_;  // of tiles, whole pairs of them

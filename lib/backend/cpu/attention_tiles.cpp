@@ -25,6 +25,13 @@ void begin_softmax(const TileScratch<S>& scratch, std::int64_t rows) {
   std::fill_n(scratch.sum, rows, 0.0F);
 }
 
+// Of what dropout keeps, for sums of it.
+template <class S>
+void scale_kept(const Engine<S>& engine, const AttentionDropout& dropout, float* sums, std::int64_t count) {
+  if (!dropout.mask) return;
+  engine.all.f32.scale(sums, sums, static_cast<std::size_t>(count), static_cast<float>(dropout.mask.factor()));
+}
+
 template <class S>
 void finish_tile(const Engine<S>& engine, const TileScratch<S>& scratch, const AttentionForward& op,
                  const QueryItem& item) {
@@ -35,6 +42,7 @@ void finish_tile(const Engine<S>& engine, const TileScratch<S>& scratch, const A
       op.log_sum_exp ? op.log_sum_exp.as<float>() + (item.batch * s.heads + item.head) * s.num_queries + item.begin
                      : nullptr;
   engine.all.softmax_finish({scratch.maximum, scratch.sum}, rows, {scratch.query_sums, s.head_size}, size, log_sum_exp);
+  scale_kept(engine, op.dropout, scratch.query_sums, item.rows() * s.head_size);
   S* output =
       head_data<S>(op.output, s.num_queries, item.batch, item.head, s.head_size) + item.begin * op.output.row_stride;
   engine.typed.finish_rows({scratch.query_sums, s.head_size}, nullptr, {nullptr, 0}, {output, op.output.row_stride},
@@ -66,6 +74,7 @@ void forward_tiles(const Engine<S>& engine, const TileScratch<S>& scratch, const
         scratch.first,  scratch.last};
     if (s.softcap > 0) engine.all.cap_scores(block, static_cast<float>(s.softcap));
     products.softmax_forward(block, begins);
+    if (op.dropout.mask) products.drop({s, op.dropout, item.batch, item.head, item.begin, k, block});
     products.add_keys(
         Weights::probabilities, item.rows(),
         products.for_sums(head_rows<S>(op.value, s.num_keys, item.batch, kv_head, s.head_size, k, keys), 1),
@@ -100,6 +109,9 @@ void forward_one_query(const Engine<S>& engine, const TileScratch<S>& scratch, c
     if (s.softcap > 0) engine.all.cap_scores(block, static_cast<float>(s.softcap));
     engine.all.softmax_forward(block, {scratch.maximum, scratch.sum},
                                {begins ? nullptr : scratch.query_sums, s.head_size}, size);
+    if (op.dropout.mask)
+      drop_block(engine.all.f32, {s, op.dropout, item.batch, item.head, item.begin, k, block}, 1.0F, scratch.scores,
+                 max_keys);
     for (std::int64_t row = 0; row < keys; ++row)
       engine.typed.to_floats(value.data + row * value.stride, scratch.value_sums + row * s.head_size, size);
     engine.all.weighted_row_sum(scratch.scores, {scratch.value_sums, s.head_size}, count, size, begins ? 1 : 0,
@@ -151,6 +163,7 @@ class TiledBackwardHead {
       std::fill_n(scratch_.value_sums, block.count * shape_.head_size, 0.0F);
     }
     store(op_.d_key, shape_.num_keys, kv_head_, key, block.count, scratch_.key_sums, shape_.head_size);
+    scale_kept(engine_, op_.dropout, scratch_.value_sums, block.count * shape_.head_size);
     store(op_.d_value, shape_.num_keys, kv_head_, key, block.count, scratch_.value_sums, shape_.head_size);
   }
 
@@ -234,10 +247,14 @@ class TiledBackwardHead {
     const ScoreBlock scores{
         scratch_.scores, max_keys,     static_cast<std::size_t>(rows), static_cast<std::size_t>(block.count),
         scratch_.first,  scratch_.last};
+    const DroppedBlock dropped{s, op_.dropout, batch_, head, begin, block.key, scores};
+    if (op_.dropout.mask)
+      drop_block(engine_.all.f32, dropped, static_cast<float>(op_.dropout.mask.factor()), scratch_.d_scores, max_keys);
     if (s.softcap > 0) engine_.all.cap_scores_backward(scores, delta, static_cast<float>(s.softcap), scratch_.d_scores);
     products_.softmax_backward(scores, op_.log_sum_exp.as<float>() + (batch_ * s.heads + head) * s.num_queries + begin,
                                delta, scale);
     if (wanted != TileGradients::of_queries) {
+      if (op_.dropout.mask) products_.drop(dropped);
       products_.add_queries(Weights::probabilities, block.count, d_output, scratch_.last, begins_keys,
                             scratch_.value_sums);
       products_.add_queries(Weights::score_gradients, block.count, queries, scratch_.last, begins_keys,

@@ -10,6 +10,7 @@
 
 #include "backend/cpu/attention.h"
 #include "backend/cpu/device.h"
+#include "backend/cpu/dropout.h"
 #include "backend/cpu/instruction_sets.h"
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/linear_tiles.h"
@@ -204,6 +205,11 @@ void compute(Device<S>& device, const Add& op) {
     add(op.a.as<S>(), op.b.as<S>(), op.output.as<S>(), device.kernels.add);
   else
     add(op.a.as<float>(), op.b.as<float>(), op.output.as<float>(), device.all.f32.add);
+}
+
+template <class S>
+void compute(Device<S>& device, const Dropout& op) {
+  dropout(device, op);
 }
 
 template <class S>

@@ -155,6 +155,9 @@ struct TypedKernels {
   void (*geglu_backward)(const S* gate, const S* up, const S* d_output, S* d_gate, S* d_up, size_t count);
 
   void (*scale)(const S* input, S* output, size_t count, float factor);
+  // output = (word < threshold ? 0 : factor · input) + addend (or null); the output may be either of them.
+  void (*drop)(const uint32_t* words, uint32_t threshold, float factor, const S* input, const S* addend, S* output,
+               size_t count);
   // cap · tanh(input / cap).
   void (*soft_cap)(const S* input, S* output, size_t count, float cap);
   void (*soft_cap_backward)(const S* input, const S* d_output, S* d_input, size_t count, float cap);

@@ -84,7 +84,8 @@ AttentionOperands part_of(const AttentionOperands& all, const AttentionKind& kin
 }  // namespace
 
 bool FusedAttention::issue(cudaStream_t stream, std::byte* workspace, const AttentionForward& op) {
-  if (!is_for_library(op.shape, op.document_start, op.log_sum_exp, {op.query, op.key, op.value, as_const(op.output)}))
+  if (op.dropout.mask ||
+      !is_for_library(op.shape, op.document_start, op.log_sum_exp, {op.query, op.key, op.value, as_const(op.output)}))
     return false;
   const AttentionKind kind = kind_of(op.shape, op.query, op.key, op.value, op.output.row_stride);
   const auto bytes = library_->workspace_bytes(kind);
@@ -100,9 +101,10 @@ bool FusedAttention::issue(cudaStream_t stream, std::byte* workspace, const Atte
 }
 
 bool FusedAttention::issue(cudaStream_t stream, const AttentionBackward& op) {
-  if (!op.workspace || !is_for_library(op.shape, op.document_start, op.log_sum_exp,
-                                       {op.query, op.key, op.value, op.output, op.d_output, as_const(op.d_query),
-                                        as_const(op.d_key), as_const(op.d_value)}))
+  if (!op.workspace || op.dropout.mask ||
+      !is_for_library(op.shape, op.document_start, op.log_sum_exp,
+                      {op.query, op.key, op.value, op.output, op.d_output, as_const(op.d_query), as_const(op.d_key),
+                       as_const(op.d_value)}))
     return false;
   // However small a part is: whoever lends the memory has asked whether that is worth it.
   AttentionWorkspace any = cuda_attention_workspace;

@@ -93,6 +93,15 @@ void fill_uniform(PhiloxKey key, std::uint64_t first, float low, float high, std
                                                   .last = std::max(low, std::nextafter(high, low))});
 }
 
+void fill_words(PhiloxKey key, std::uint64_t block, std::uint64_t stream, std::span<std::uint32_t> out) {
+  best_fill().words({.key_low = key.low,
+                     .key_high = key.high,
+                     .block = block,
+                     .stream = stream,
+                     .out = out.data(),
+                     .count = out.size()});
+}
+
 double normal_quantile(double p) {
   SCALETRAIN_CHECK(p > 0.0 && p < 1.0);
   const double q = p - 0.5;

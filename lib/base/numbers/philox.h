@@ -14,6 +14,7 @@ namespace scaletrain {
 struct PhiloxKey {
   std::uint32_t low = 0;
   std::uint32_t high = 0;
+  bool operator==(const PhiloxKey&) const = default;
 };
 
 // One block of four 32-bit words for a 128-bit counter.
@@ -35,6 +36,10 @@ void fill_normal(PhiloxKey key, std::uint64_t first, float mean, float deviation
 
 // out[i] uniform in [low, high), element addressing as fill_normal.
 void fill_uniform(PhiloxKey key, std::uint64_t first, float low, float high, std::span<float> out);
+
+// The words of consecutive blocks: out[4i + j] is word j of the block with the counter {block + i, stream}, 64 bits
+// each, low words first. Other counters than those of the draws above wherever the keys differ.
+void fill_words(PhiloxKey key, std::uint64_t block, std::uint64_t stream, std::span<std::uint32_t> out);
 
 // The inverse of the standard normal distribution function, 0 < p < 1; relative error about 1e-15.
 double normal_quantile(double p);

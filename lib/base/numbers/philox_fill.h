@@ -24,11 +24,22 @@ struct PhiloxFill {
     float last = 0.0F;  // no value is above it
   };
 
+  // Words of blocks that follow each other, whose counters have the same upper half.
+  struct WordRange {
+    std::uint32_t key_low = 0;
+    std::uint32_t key_high = 0;
+    std::uint64_t block = 0;
+    std::uint64_t stream = 0;
+    std::uint32_t* out = nullptr;
+    std::size_t count = 0;
+  };
+
   const char* name;
   bool (*supported)();  // by this processor
   // out[i] = mean + deviation * z.
   void (*normal)(const Range& range, double mean, double deviation);
   void (*uniform)(const Range& range, const Interval& interval);
+  void (*words)(const WordRange& range);
 };
 
 // Best first; the last one runs on every processor.

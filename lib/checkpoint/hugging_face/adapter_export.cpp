@@ -42,7 +42,7 @@ std::string config_text(const ParamTable& base, const AdapterExport& request, co
                                  {"base_model_name_or_path", base_path},
                                  {"r", request.lora.rank},
                                  {"lora_alpha", number(request.lora.alpha)},
-                                 {"lora_dropout", 0.0},
+                                 {"lora_dropout", request.lora.dropout},
                                  {"target_modules", std::move(modules)},
                                  {"fan_in_fan_out", transposed},
                                  {"bias", "none"},

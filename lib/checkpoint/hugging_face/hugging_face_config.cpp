@@ -241,9 +241,9 @@ nlohmann::ordered_json gpt2_json(const ModelConfig& model, const LlamaTraits& /*
           {"n_inner", model.ffn_hidden},
           {"activation_function", model.activation == ActivationKind::gelu ? "gelu" : "gelu_new"},
           {"layer_norm_epsilon", model.norm_epsilon},
-          {"attn_pdrop", model.dropout},
-          {"embd_pdrop", model.dropout},
-          {"resid_pdrop", model.dropout}};
+          {"attn_pdrop", model.attention_dropout.value_or(model.dropout)},
+          {"embd_pdrop", model.embedding_dropout.value_or(model.dropout)},
+          {"resid_pdrop", model.residual_dropout.value_or(model.dropout)}};
 }
 
 bool is_of_llama_kind(const ModelConfig& model) {
@@ -304,6 +304,8 @@ nlohmann::ordered_json llama_json(const ModelConfig& model, const LlamaTraits& t
   // The library's Qwen2 has no such member: its biases are fixed.
   if (traits.biases != Biases::of_qkv) value["attention_bias"] = model.bias;
   if (traits.biases == Biases::by_flags) value["mlp_bias"] = model.bias;
+  if (const double dropout = model.attention_dropout.value_or(model.dropout); dropout > 0)
+    value["attention_dropout"] = dropout;
   if (traits.window != Window::never) value["sliding_window"] = nullptr;
   if (model.window.tokens) value["sliding_window"] = *model.window.tokens;
   if (traits.window == Window::by_flag) value["use_sliding_window"] = false;

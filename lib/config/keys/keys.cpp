@@ -481,8 +481,9 @@ const KeyTable<LoraConfig>& lora_table() {
                                   at_least(1, kMaxWidth), FIELD(rank)));
     out.push_back(
         row<LoraConfig>({"alpha", "", "Adapters are added times this / rank.", never}, positive(), FIELD(alpha)));
-    out.push_back(row<LoraConfig>({"dropout", "", "Probability of dropping a feature of an adapter's input.", never},
-                                  NumberCodec{0.0, 1.0, Bounds::open_above}, FIELD(dropout)));
+    out.push_back(
+        row<LoraConfig>({"dropout", "", "Probability of dropping an element of an adapter's input in training.", never},
+                        NumberCodec{0.0, 1.0, Bounds::open_above}, FIELD(dropout)));
     out.push_back(
         row<LoraConfig>({"targets", "",
                          "Maps that get an adapter, as the model's family calls them (q_proj, mlp.c_proj), as peft's "

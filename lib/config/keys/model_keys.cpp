@@ -113,8 +113,26 @@ void add_model(KeyTable<Config>& table) {
           optional(positive(), "auto"), FIELD(model.window.rope_theta)));
   table.push_back(top({"model.tie_embeddings", "", "Whether the output head is the token embedding.", never},
                       BoolCodec(), FIELD(model.tie_embeddings)));
-  table.push_back(top({"model.dropout", "", "Probability of dropping an activation in training.", never},
-                      NumberCodec{0.0, 1.0, Bounds::open_above}, FIELD(model.dropout)));
+  const NumberCodec probability{0.0, 1.0, Bounds::open_above};
+  table.push_back(top({"model.dropout", "",
+                       "Probability of dropping an element in training: of what the embedding gives, of attention's "
+                       "probabilities, and of what attention and the ffn add to the residual stream.",
+                       never},
+                      probability, FIELD(model.dropout)));
+  const auto as_all = [](const ModelConfig& model) { return number_text(model.dropout); };
+  table.push_back(
+      spelled_out(top({"model.embedding_dropout", "", "Of what the embedding gives; auto: model.dropout.", never},
+                      optional(probability, "auto"), FIELD(model.embedding_dropout)),
+                  as_all));
+  table.push_back(
+      spelled_out(top({"model.attention_dropout", "", "Of attention's probabilities; auto: model.dropout.", never},
+                      optional(probability, "auto"), FIELD(model.attention_dropout)),
+                  as_all));
+  table.push_back(
+      spelled_out(top({"model.residual_dropout", "",
+                       "Of what attention and the ffn add to the residual stream; auto: model.dropout.", never},
+                      optional(probability, "auto"), FIELD(model.residual_dropout)),
+                  as_all));
   table.push_back(top({"model.init.type", "", "Distribution of the initial weights.", never}, EnumCodec<InitKind>(),
                       FIELD(model.init.type)));
   table.push_back(

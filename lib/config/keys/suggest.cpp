@@ -44,6 +44,7 @@ constexpr auto kAliases = std::to_array<Alias>({
     {"iters", "train.steps"},
     {"train_iters", "train.steps"},
     {"num_steps", "train.steps"},
+    {"step", "train.steps"},
     {"max_tokens", "train.tokens"},
     {"num_epochs", "train.epochs"},
     {"max_epochs", "train.epochs"},

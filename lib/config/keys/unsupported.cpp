@@ -15,12 +15,9 @@ namespace scaletrain {
 
 namespace {
 
-constexpr std::array<UnsupportedValue, 6> kTable = {{
-    {"model.dropout", "above 0", [](const Config& c) { return c.model.dropout > 0; }, "0"},
+constexpr std::array<UnsupportedValue, 4> kTable = {{
     {"train.optimizer.type", "muon | adafactor", nullptr, "adamw, sgd, lion, lamb, lars or ademamix"},
     {"train.global_batch", "auto", nullptr, "a number of samples"},
-    {"finetune.lora.dropout", "above 0",
-     [](const Config& c) { return c.finetune.lora && c.finetune.lora->dropout > 0; }, "0"},
     {"precision.compute", "fp8", nullptr, "auto, fp32, tf32, bf16 or fp16"},
     {"precision.reduce", "tf32 | fp16",
      [](const Config& c) { return c.precision.reduce != Precision::fp32 && c.precision.reduce != Precision::bf16; },

@@ -12,6 +12,7 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "data/tasks/count_choices.h"
 #include "data/tokens/python_space.h"
 
 namespace scaletrain {
@@ -56,7 +57,42 @@ std::optional<double> standard_error(double share, std::int64_t count) {
   return std::sqrt(share * (1.0 - share) / static_cast<double>(count - 1));
 }
 
+nlohmann::json question_of(const std::string& line, const std::string& where) {
+  nlohmann::json object = parse_json(line, where);
+  if (!object.is_object()) throw InputError(where + ": must be an object with `question`, `choices` and `answer`");
+  return object;
+}
+
+// Calls use(line, where) for each line that is not blank.
+template <class Use>
+void for_each_question(const std::filesystem::path& file, Use use) {
+  const std::string text = read_text_file(file, max_task_bytes);
+  std::int64_t number = 0;
+  std::int64_t questions = 0;
+  for (const std::string& line : split_text(text, '\n')) {
+    ++number;
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    use(line, fmt::format("{}:{}", file.string(), number));
+    ++questions;
+  }
+  if (questions == 0)
+    throw InputError(fmt::format(
+        "{}: no question; each line is {{\"question\": ..., \"choices\": [...], \"answer\": 0}}", file.string()));
+}
+
 }  // namespace
+
+std::int64_t count_choices(const std::filesystem::path& file) {
+  std::int64_t rows = 0;
+  for_each_question(file, [&rows](const std::string& line, const std::string& where) {
+    const nlohmann::json object = question_of(line, where);
+    json_string(object, "question", where);
+    const std::vector<std::string> choices = choices_of(object, where);
+    answer_of(object, choices, where);
+    rows += std::ssize(choices);
+  });
+  return rows;
+}
 
 ChoiceTask::ChoiceTask(std::string name, const std::filesystem::path& file, const Tokenizer& tokenizer,
                        std::int64_t context, const std::string& key)
@@ -65,21 +101,12 @@ ChoiceTask::ChoiceTask(std::string name, const std::filesystem::path& file, cons
   if (!tokenizer.reads_text())
     throw UserError(
         fmt::format("{}: questions are text, and the model's tokenizer ({}) reads none", key, tokenizer.description()));
-  const std::string text = read_text_file(file, max_task_bytes);
-  std::int64_t number = 0;
-  for (const std::string& line : split_text(text, '\n')) {
-    ++number;
-    if (line.find_first_not_of(" \t\r") != std::string::npos)
-      add_question(line, fmt::format("{}:{}", file.string(), number), tokenizer);
-  }
-  if (answers_.empty())
-    throw InputError(fmt::format(
-        "{}: no question; each line is {{\"question\": ..., \"choices\": [...], \"answer\": 0}}", file.string()));
+  for_each_question(file,
+                    [&](const std::string& line, const std::string& where) { add_question(line, where, tokenizer); });
 }
 
 void ChoiceTask::add_question(const std::string& text, const std::string& where, const Tokenizer& tokenizer) {
-  const nlohmann::json object = parse_json(text, where);
-  if (!object.is_object()) throw InputError(where + ": must be an object with `question`, `choices` and `answer`");
+  const nlohmann::json object = question_of(text, where);
   const std::string question = json_string(object, "question", where);
   const std::vector<std::string> choices = choices_of(object, where);
   answers_.push_back(answer_of(object, choices, where));

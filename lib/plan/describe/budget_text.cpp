@@ -224,6 +224,23 @@ std::string steps_text(const PlanFacts& facts) {
   SCALETRAIN_CHECK(false);
 }
 
+double steps_of_tasks(const PlanFacts& facts) {
+  return static_cast<double>(facts.options.task_choices) / (3.0 * static_cast<double>(facts.phase.global_batch));
+}
+
+namespace {
+
+std::string tasks_value(const PlanFacts& facts) {
+  const double steps = steps_of_tasks(facts);
+  const std::int64_t every = facts.config.evaluate.every;
+  return fmt::format("{} of evaluate.tasks, each as long as the context: about as much as {:.3g} steps{} {}",
+                     grouped_count(static_cast<std::uint64_t>(facts.options.task_choices), "choice"), steps,
+                     facts.time ? fmt::format(", {},", short_duration(steps * facts.time->step_seconds)) : "",
+                     every > 0 ? fmt::format("every {} steps", every) : "at the end");
+}
+
+}  // namespace
+
 std::string budget_text(const PlanFacts& facts) {
   const RunWork& work = facts.work_of_run;
   const bool is_exact = facts.options.step_count == StepCount::exact;
@@ -238,6 +255,7 @@ std::string budget_text(const PlanFacts& facts) {
   if (is_known(facts) && (!work.epochs.empty() || !work.uncounted_caps.empty()))
     text += keyed_lines("data", data_value(work));
   if (facts.time) text += keyed_lines("time", time_value(facts, *facts.time));
+  if (facts.options.task_choices > 0) text += keyed_lines("tasks", tasks_value(facts));
   return text;
 }
 

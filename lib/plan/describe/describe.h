@@ -56,6 +56,7 @@ struct DescribeOptions {
   // Where a start would go on, which the sources and their caps are told from; nothing: it begins.
   std::optional<RunSoFar> so_far{};
   StepCount step_count = StepCount::exact;
+  std::int64_t task_choices = 0;  // of all evaluate.tasks: texts that each evaluation reads
 };
 
 // Size and time are bounded whatever the world: ranks are shown by pattern, long charts lose their middle.

@@ -184,6 +184,14 @@ json time_json(const PlanFacts& facts) {
            whole(facts, facts.time->seconds / 3600 * static_cast<double>(facts.time->devices))}};
 }
 
+json tasks_json(const PlanFacts& facts) {
+  if (facts.options.task_choices == 0) return nullptr;
+  const double steps = steps_of_tasks(facts);
+  return {{"choices", facts.options.task_choices},
+          {"as_steps", steps},
+          {"seconds", facts.time ? json(steps * facts.time->step_seconds) : json(nullptr)}};
+}
+
 std::string steps_are(StepCount count) {
   return count == StepCount::exact ? "exact" : count == StepCount::estimated ? "estimated" : "unknown";
 }
@@ -196,6 +204,7 @@ std::string facts_json(const PlanFacts& facts) {
       {"verdict", facts.verdict ? verdict_json(*facts.verdict) : json(nullptr)},
       {"work", work_json(facts)},
       {"time", time_json(facts)},
+      {"tasks", tasks_json(facts)},
       {"parameters", phase.table.num_parameters()},
       {"frozen_parameters", phase.table.num_parameters(ParamRole::frozen)},
       {"checkpoint",

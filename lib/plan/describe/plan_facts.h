@@ -139,6 +139,9 @@ std::string steps_text(const PlanFacts& facts);
 
 // How the text begins: whether it fits, what would make it fit, the work of the run and the time it takes.
 std::string budget_text(const PlanFacts& facts);
+// What the choices of evaluate.tasks cost each time, in steps of training: each is a sample as long as the context, of
+// which the forward alone is computed, a third of what a step does with one.
+double steps_of_tasks(const PlanFacts& facts);
 std::string misfit_text(const PlanFacts& facts);
 // Of PlanDescription, too.
 bool is_clearly_short(const RunWork& work);

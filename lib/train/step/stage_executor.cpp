@@ -359,7 +359,8 @@ void StageExecutor::fill(const WorkKey& key, InFlight& micro) {
   const BatchBuffer read{.ids = embeds ? buffer.ids : View(),
                          .targets = scores ? buffer.targets : View(),
                          .positions = buffer.positions,
-                         .document_start = buffer.document_start};
+                         .document_start = buffer.document_start,
+                         .samples = buffer.samples};
   host.copy_to(parts_.backend, parts_.stream, read);
   micro.batch = {.shape = parts_.memory.plan().shape,
                  .mode = mode_,
@@ -367,7 +368,8 @@ void StageExecutor::fill(const WorkKey& key, InFlight& micro) {
                  .targets = read.targets,
                  .positions = read.positions,
                  .document_start = read.document_start,
-                 .first_sample = filled.first_sample,
+                 .samples = read.samples,
+                 .seed = parts_.seed,
                  .loss_gradient = loss_gradient_,
                  .loss_sum = loss_sum(),
                  .sample_losses = sample_losses(key.micro_batch)};

@@ -26,14 +26,12 @@ namespace scaletrain {
 
 // Where micro-batches come from. fill() writes the positions, and ids, targets and documents where their spans are not
 // empty: only the model's ends need ids and targets, and nothing is to be read for a stage that needs none of them. It
-// returns the unmasked targets (0 where none are wanted) and the global number of the first sample (0 where the
-// micro-batch is empty: all its targets are masked). A stage asks for a micro-batch once for each of its chunks, and at
-// most once for its ids, and for its targets.
+// returns the unmasked targets (0 where none are wanted). A stage asks for a micro-batch once for each of its chunks,
+// and at most once for its ids, and for its targets.
 class MicroBatchSource {
  public:
   struct Filled {
     std::int64_t target_tokens = 0;
-    std::int64_t first_sample = 0;
   };
   virtual ~MicroBatchSource() = default;
   virtual Filled fill(MicroBatch micro_batch, const BatchTensors& tensors) = 0;
@@ -55,6 +53,7 @@ class StageExecutor {
     StageMemory& memory;
     Communicator* tensor = nullptr;    // null: a degree of one
     Communicator* pipeline = nullptr;  // null: a single stage; peers are stages
+    std::uint64_t seed = 0;            // of the run
     WorkCount* work = nullptr;         // of finished passes through units, and of transfers that have come through
   };
 

@@ -21,6 +21,7 @@ StageExecutor::Parts executor_parts(const StepRunner::Parts& parts) {
           .memory = parts.memory,
           .tensor = parts.groups.find(GroupKind::tensor),
           .pipeline = parts.groups.find(GroupKind::pipeline),
+          .seed = parts.plan.seed,
           .work = parts.work};
 }
 

@@ -82,6 +82,29 @@ TEST_CASE("check_tells_about_how_many_steps_epochs_are_and_says_where_it_cannot"
   CHECK(plan.at("steps_are") == "estimated");
 }
 
+TEST_CASE("check_counts_what_the_choices_of_tasks_cost") {
+  workspace().write("task.jsonl", R"({"question": "a", "choices": ["b", "c"], "answer": 0}
+{"question": "d", "choices": ["e", "f", "g"], "answer": "g"}
+)");
+  const auto check = [](const std::string& task, std::vector<std::string> more) {
+    more.insert(more.begin(), {"check", "config.yaml", "--set", "evaluate.tasks=[{name: t, path: " + task + "}]"});
+    return workspace().run(more);
+  };
+  const nlohmann::json plan = nlohmann::json::parse(check("task.jsonl", {"--json"}).output);
+  CHECK(plan.at("tasks").at("choices") == 5);
+  const double steps = 5.0 / (3.0 * plan.at("global_batch").get<double>());
+  CHECK(plan.at("tasks").at("as_steps").get<double>() == doctest::Approx(steps));
+  CHECK(plan.at("tasks").at("seconds").get<double>() ==
+        doctest::Approx(steps * plan.at("time").at("step_seconds").get<double>()));
+  CHECK(says(check("task.jsonl", {}).output,
+             "\ntasks +5 choices of evaluate.tasks, each as long as the context: about as"));
+  workspace().write("bad.jsonl", R"({"question": "a", "choices": ["b", "c"], "answer": 2})");
+  const Ended bad = check("bad.jsonl", {});
+  CHECK(bad.exit_code == 3);
+  CHECK(bad.says("evaluate.tasks.0.path: "));
+  CHECK(bad.says("bad.jsonl:1: \"answer\" is 2, but the choices are 0 to 1"));
+}
+
 TEST_CASE("check_counts_what_caps_of_epochs_leave") {
   const auto check = [](const std::string& epochs, const std::string& source) {
     const Ended end = workspace().run({"check", "config.yaml", "--set", "train.epochs=" + epochs, "--set",

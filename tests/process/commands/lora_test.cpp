@@ -248,7 +248,7 @@ TEST_CASE("adapters_that_cannot_be_trained_are_refused_by_key") {
   };
   refused("finetune.lora={rank: 4, targets: [q_proj]}", 2,
           {"finetune.lora.targets: \"q_proj\" is no map of this model", "c_attn, attn.c_proj, c_fc, mlp.c_proj"});
-  refused("finetune.lora={rank: 4, dropout: 0.1}", 2, {"finetune.lora.dropout", "not supported yet"});
+  refused("finetune.lora={rank: 4, dropout: 1}", 2, {"finetune.lora.dropout"});
   refused("model.init.from=null", 2, {"finetune.lora: ", "model.init.from"});
   refused("finetune.freeze=[blocks.0.*]", 2, {"finetune.freeze: has no effect"});
   CHECK_FALSE(fs::exists(workspace() / "lora-refused"));

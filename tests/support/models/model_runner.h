@@ -37,13 +37,16 @@ class ModelRunner : public ModelStore {
   // The same, and adds the gradients of loss_gradient times that sum.
   double train(BatchShape shape, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets,
                double loss_gradient, std::span<const std::int32_t> document_start = {}) {
-    Run run(*this, shape, {ids, targets, document_start}, Mode::train, loss_gradient);
+    Run run(*this, shape, {ids, targets, document_start, samples}, Mode::train, loss_gradient);
     run.forward();
     run.backward();
     return run.loss_sum();
   }
 
   Transformer model;
+  // Of a model with dropout: the run's seed, and the numbers of the samples of all micro-batches.
+  std::uint64_t seed = 0;
+  std::vector<std::int64_t> samples{};
 
  private:
   static ParamTable table_of(const ModelSpec& spec, const FinetuneConfig& finetune) {
@@ -55,6 +58,7 @@ class ModelRunner : public ModelStore {
 
   struct Tokens {
     std::span<const std::int32_t> ids, targets, document_start;
+    std::span<const std::int64_t> samples{};
   };
 
   // One micro-batch.
@@ -63,6 +67,7 @@ class ModelRunner : public ModelStore {
     Run(ModelRunner& owner, BatchShape shape, const Tokens& tokens, Mode mode, double loss_gradient)
         : owner_(owner),
           batch_(*owner.backend, static_cast<std::size_t>(4 * shape.rows()) * sizeof(std::int32_t)),
+          samples_(*owner.backend, std::max<std::size_t>(tokens.samples.size_bytes(), sizeof(std::int64_t))),
           loss_sum_(*owner.backend, sizeof(double)) {
       const View host = batch_.host(0, DType::i32, {4, shape.rows()});
       std::copy(tokens.ids.begin(), tokens.ids.end(), host.rows(0, 1).as<std::int32_t>());
@@ -82,6 +87,13 @@ class ModelRunner : public ModelStore {
       context_.targets = row(1);
       context_.positions = row(2);
       if (!tokens.document_start.empty()) context_.document_start = row(3);
+      if (!tokens.samples.empty()) {
+        const Shape all{static_cast<std::int64_t>(tokens.samples.size())};
+        std::copy(tokens.samples.begin(), tokens.samples.end(), samples_.host(0, DType::i64, all).as<std::int64_t>());
+        samples_.to_device(*owner.stream);
+        context_.samples = samples_.device(0, DType::i64, all);
+      }
+      context_.seed = owner.seed;
       context_.loss_gradient = loss_gradient;
       context_.loss_sum = loss_sum_.device(0, DType::f64, {1});
       allocate();
@@ -155,6 +167,7 @@ class ModelRunner : public ModelStore {
     ModelRunner& owner_;
     BatchContext context_;
     MirroredBuffer batch_;  // ids, targets, positions, starts of documents
+    MirroredBuffer samples_;
     MirroredBuffer loss_sum_;
     std::vector<Buffer> saved_memory_, work_memory_, bundle_memory_;
     Buffer scratch_;

@@ -89,7 +89,7 @@ class SyntheticSource final : public MicroBatchSource {
       if (sample < 0) std::fill(targets.begin(), targets.end(), -1);
       starts = synthetic_starts(std::max<std::int64_t>(sample, 0), static_cast<std::int64_t>(inputs.size()));
     };
-    return {fill_batch(samples, plan_.micro_batch.tokens, read, tensors), samples.empty() ? 0 : samples.front()};
+    return {fill_batch(samples, plan_.micro_batch.tokens, read, tensors)};
   }
 
  private:

@@ -26,6 +26,7 @@ std::vector<Case> cross_entropy_parts_cases();
 std::vector<Case> embedding_part_forward_cases();
 std::vector<Case> embedding_part_backward_cases();
 std::vector<Case> add_cases();
+std::vector<Case> dropout_cases();
 std::vector<Case> scale_cases();
 std::vector<Case> soft_cap_cases();
 std::vector<Case> soft_cap_backward_cases();

@@ -88,6 +88,8 @@ struct AttentionRow {
   double factor_of_scale = 1.0;
   std::int64_t window = 0;
   double softcap = 0.0;
+  double dropout = 0.0;
+  std::int64_t first_head = 0;
 };
 
 std::vector<AttentionRow> attention_rows() {
@@ -175,6 +177,20 @@ std::vector<AttentionRow> attention_rows() {
       {1, 31, 31, 2, 2, 8, 0, 0, none, apart, 1.0, 2},
       {2, 11, 11, 4, 2, 12, 0, 0, none, fused, 1.0, 0, 1.25},
       {1, 96, 96, 2, 1, 48, 0, 0, none, fused, 1.0, 31},
+      // Dropout: of odd numbers of keys, of tiles and blocks and their neighbours, beside all of the above, of a rank
+      // that has not the first heads, of generation, of shapes that a library would take without.
+      {1, 1, 1, 1, 1, 4, 0, 0, none, apart, 1.0, 0, 0.0, 0.5},
+      {2, 7, 7, 2, 1, 5, 0, 0, none, fused, 1.0, 0, 0.0, 0.4, 2},
+      {1, 33, 33, 4, 2, 16, 0, 0, none, apart, 1.0, 0, 0.0, 0.1, 4},
+      {2, 65, 65, 2, 2, 64, 0, 0, docs, fused, 1.0, 0, 0.0, 0.3},
+      {2, 128, 128, 2, 1, 64, 0, 0, none, fused, 1.0, 0, 0.0, 0.1, 6},
+      {1, 131, 131, 2, 1, 72, 0, 0, none, strided, 1.0, 40, 4.0, 0.2, 3},
+      {1, 257, 257, 1, 1, 128, 0, 0, rare, apart, 1.0, 0, 0.0, 0.25, 5},
+      {1, 300, 300, 3, 1, 20, 0, 0, docs, fused, 1.0, 33, 0.0, 0.15},
+      {1, 40, 40, 1, 1, 300, 0, 0, none, apart, 1.0, 0, 1.0, 0.6, 1},
+      {1, 4, 22, 2, 2, 6, 18, 0, none, strided, 1.0, 0, 0.0, 0.3, 2},
+      {1, 8, 16, 2, 1, 10, 24, 16, docs, strided, 1.0, 0, 0.0, 0.9},
+      {1, 400, 400, 2, 1, 32, 0, 0, none, fused, 1.0, 0, 2.0, 0.1, 10},
       // The library's, but the last.
       {2, 128, 128, 2, 1, 64, 0, 0, none, fused},
       {3, 128, 128, 2, 2, 64, 0, 0, none, fused},
@@ -224,6 +240,10 @@ std::vector<std::shared_ptr<const AttentionData>> attention_data() {
     problem.value = normal(key + "value", key_elements);
     problem.d_output = normal(key + "d_output", query_elements);
     if (row.documents != Documents::none) problem.document_start = random_documents(key + "documents", row);
+    problem.dropout = row.dropout;
+    problem.dropout_key = philox_key(11, key);
+    for (std::int64_t b = 0; b < row.batch; ++b) problem.samples.push_back((b << 33) + 5 - b);
+    problem.first_head = row.first_head;
     data->result = softmax_attention(problem);
     data->output = rounded_to_float(data->result.output);
     data->log_sum_exp = rounded_to_float(data->result.log_sum_exp);
@@ -242,6 +262,7 @@ Case attention_case(const AttentionRow& row) {
            documents[static_cast<int>(row.documents)] + layouts[static_cast<int>(row.layout)] +
            (row.window == 0 ? "" : " window " + std::to_string(row.window)) +
            (row.softcap == 0.0 ? "" : " capped at " + std::to_string(row.softcap)) +
+           (row.dropout == 0.0 ? "" : " dropping " + std::to_string(row.dropout)) +
            (row.factor_of_scale == 1.0 ? "" : " scaled by " + std::to_string(row.factor_of_scale));
   c.rounded_factors = 1;  // probabilities, and the gradients of scores
   c.reduction_length = static_cast<double>(std::max({row.keys, row.size, row.queries * row.heads / row.kv_heads}));
@@ -329,7 +350,8 @@ std::vector<Case> attention_forward_cases() {
                                   .value = const_heads(in.value),
                                   .document_start = documents(device, *data),
                                   .output = heads(output),
-                                  .log_sum_exp = log_sum_exp});
+                                  .log_sum_exp = log_sum_exp,
+                                  .dropout = dropout_of(device, data->problem)});
       std::vector<Output> outputs{{"output", output.get()}};
       if (with_log_sum_exp) outputs.push_back({"log_sum_exp", Device::get(log_sum_exp), Kind::master});
       output.set(Values(data->output.size()));
@@ -365,7 +387,8 @@ std::vector<Case> attention_backward_cases() {
                             .d_query = heads(gradients.query),
                             .d_key = heads(gradients.key),
                             .d_value = heads(gradients.value),
-                            .workspace = with_workspace ? workspace_of(device, data->problem.shape) : View()});
+                            .workspace = with_workspace ? workspace_of(device, data->problem.shape) : View(),
+                            .dropout = dropout_of(device, data->problem)});
       std::vector<Output> outputs{
           {"d_query", gradients.query.get()}, {"d_key", gradients.key.get()}, {"d_value", gradients.value.get()}};
       for (const Strided* part : {&gradients.query, &gradients.key, &gradients.value})

@@ -5,6 +5,7 @@
 
 #include "base/numbers/checked.h"
 #include "cases.h"
+#include "support/dropped.h"
 #include "support/numbers.h"
 
 namespace scaletrain::parity {
@@ -101,6 +102,59 @@ std::vector<Case> add_cases() {
     };
     Values scale;
     for (std::size_t i = 0; i < a.size(); ++i) scale.push_back(std::hypot(a[i], b[i]));
+    c.scales = {scale};
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+std::vector<Case> dropout_cases() {
+  std::vector<Case> cases;
+  for (const Extent& extent : row_extents()) {
+    const std::string key = "dropout" + std::to_string(cases.size());
+    const std::int64_t count = extent.rows * extent.columns;
+    const Values input = normal(key + "input", count);
+    const Values addend = normal(key + "addend", count);
+    const std::size_t kind =
+        cases.size() % 4;  // without an addend in place or not; with one, in the input's or its place
+    const std::int64_t first_column = cases.size() % 3 == 0 ? 0 : static_cast<std::int64_t>(cases.size() % 9);
+    constexpr double probabilities[] = {0.1, 0.5, 0.9};
+    const std::int64_t sample_rows = std::max<std::int64_t>(extent.rows / 2, 1);
+    const std::int64_t first_row = static_cast<std::int64_t>(cases.size() % 2) * 3;
+    DropoutMask mask;
+    mask.probability = probabilities[cases.size() % 3];
+    mask.key = philox_key(5, key);
+    std::vector<std::int64_t> samples;
+    for (std::int64_t i = 0; i * sample_rows < first_row + extent.rows; ++i) samples.push_back(i * 7 + (i << 34));
+    Case c;
+    c.name = std::to_string(extent.rows) + " x " + std::to_string(extent.columns) + " from column " +
+             std::to_string(first_column) + " kind " + std::to_string(kind);
+    c.run = [=](Device& device) {
+      const Shape shape{extent.rows, extent.columns};
+      const View from = device.put(input, shape);
+      const View added = kind < 2 ? View() : device.put(addend, shape);
+      const View to = kind == 1 ? device.put(Values(input.size(), 7.0), shape) : kind == 3 ? added : from;
+      DropoutMask placed = mask;
+      placed.samples = device.put_numbers(samples, {static_cast<std::int64_t>(samples.size())});
+      device.run(Dropout{.input = from,
+                         .addend = added,
+                         .output = to,
+                         .mask = placed,
+                         .sample_rows = sample_rows,
+                         .first_row = first_row,
+                         .columns = first_column + extent.columns + 2,
+                         .first_column = first_column});
+      return std::vector<Output>{{"output", Device::get(to)}};
+    };
+    Values scale;
+    for (std::int64_t n = 0; n < extent.rows; ++n)
+      for (std::int64_t e = 0; e < extent.columns; ++e) {
+        const auto at = static_cast<std::size_t>(n * extent.columns + e);
+        const std::int64_t row = first_row + n;
+        const double factor = dropped(mask.key, mask.probability, samples[static_cast<std::size_t>(row / sample_rows)],
+                                      row % sample_rows, first_column + extent.columns + 2, first_column + e);
+        scale.push_back(std::hypot(factor * input[at], kind < 2 ? 0.0 : addend[at]));
+      }
     c.scales = {scale};
     cases.push_back(c);
   }

@@ -24,6 +24,10 @@ class SharedBuffers {
   }
   View ids(Shape shape) { return device_.put_ids(Ids(static_cast<std::size_t>(shape.num_elements())), shape); }
 
+  View numbers(Shape shape) {
+    return device_.put_numbers(std::vector<std::int64_t>(static_cast<std::size_t>(shape.num_elements())), shape);
+  }
+
   // Runs `good`, then expects a BugError that names `operand` after `break_it` changed a copy.
   template <class Descriptor, class Change>
   void refuses(const Descriptor& good, const std::string& operand, Change break_it) {
@@ -158,6 +162,22 @@ TEST_CASE("activation_and_embedding_descriptors_are_checked") {
   backward.d_input = make.floats({3, 8});
   make.refuses(backward, "input", [](auto& op) { op.type = ActivationType::gelu; });
   make.refuses(backward, "d_input", [&](auto& op) { op.d_input = make.floats({3, 4}); });
+  Dropout drop{.input = make.floats({4, 6}),
+               .output = make.floats({4, 6}),
+               .mask = {.probability = 0.1, .samples = make.numbers({3})},
+               .sample_rows = 2,
+               .first_row = 1,
+               .columns = 6};
+  make.refuses(drop, "mask.probability", [](auto& op) { op.mask.probability = 0.0; });
+  make.refuses(drop, "mask.probability", [](auto& op) { op.mask.probability = 1.0; });
+  make.refuses(drop, "mask.samples", [](auto& op) { op.mask.samples = {}; });
+  make.refuses(drop, "mask.samples", [&](auto& op) { op.mask.samples = make.ids({3}); });
+  make.refuses(drop, "mask.samples", [&](auto& op) { op.mask.samples = make.numbers({2}); });
+  make.refuses(drop, "first_column", [](auto& op) { op.first_column = 1; });
+  make.refuses(drop, "sample_rows", [](auto& op) { op.sample_rows = 0; });
+  make.refuses(drop, "first_row", [](auto& op) { op.first_row = -1; });
+  make.refuses(drop, "addend", [&](auto& op) { op.addend = make.floats({4, 5}); });
+  make.refuses(drop, "output", [&](auto& op) { op.output = make.floats({4, 5}); });
   SoftCap cap{.input = make.floats({5}), .output = make.floats({5}), .cap = 2.0};
   make.refuses(cap, "cap", [](auto& op) { op.cap = 0.0; });
   make.refuses(cap, "input", [&](auto& op) { op.input = make.ids({5}); });
@@ -215,6 +235,8 @@ TEST_CASE("rope_and_attention_descriptors_are_checked") {
   make.refuses(forward, "shape.num_keys", [](auto& op) { op.shape.num_keys = 0; });
   make.refuses(forward, "shape.window", [](auto& op) { op.shape.window = -1; });
   make.refuses(forward, "shape.softcap", [](auto& op) { op.shape.softcap = -1.0; });
+  make.refuses(forward, "mask.probability", [](auto& op) { op.dropout.mask.probability = 1.5; });
+  make.refuses(forward, "mask.samples", [](auto& op) { op.dropout.mask.probability = 0.5; });
   make.refuses(forward, "query", [](auto& op) { op.query.row_stride = 7; });
   make.refuses(forward, "key", [](auto& op) { op.shape.num_keys = 4; });
   make.refuses(forward, "value", [](auto& op) { op.value = {}; });
@@ -233,6 +255,7 @@ TEST_CASE("rope_and_attention_descriptors_are_checked") {
   backward.d_query = {make.floats({3, 8}), 8};
   backward.d_key = {make.floats({3, 4}), 4};
   backward.d_value = {make.floats({3, 4}), 4};
+  make.refuses(backward, "mask.samples", [](auto& op) { op.dropout.mask.probability = 0.5; });
   make.refuses(backward, "log_sum_exp", [](auto& op) { op.log_sum_exp = {}; });
   make.refuses(backward, "d_output", [](auto& op) { op.d_output = {}; });
   make.refuses(backward, "d_query", [&](auto& op) { op.d_query.values = make.floats({2, 8}); });
@@ -382,10 +405,11 @@ TEST_CASE("optimizer_descriptors_are_checked") {
   make.refuses(sgd, "momentum", [](auto& op) { op.momentum = 1.0; });
   make.refuses(sgd, "momentum_buffer", [&](auto& op) { op.momentum_buffer = make.floats({6}); });
   sgd.form = MomentumForm::nesterov;
-  make.refuses(sgd, "momentum_buffer", [](auto&) {});
+  sgd.momentum_buffer = make.floats({6});
+  make.refuses(sgd, "momentum_buffer", [](auto& op) { op.momentum_buffer = {}; });
   make.refuses(sgd, "momentum_buffer", [&](auto& op) { op.momentum_buffer = make.floats({5}); });
   make.refuses(sgd, "param", [](auto& op) { op.momentum_buffer = op.param; });
-  make.refuses(sgd, "compute_weights", [&](auto& op) { op.compute_weights = op.momentum_buffer = make.floats({6}); });
+  make.refuses(sgd, "compute_weights", [](auto& op) { op.compute_weights = op.momentum_buffer; });
 }
 
 TEST_CASE("descriptors_of_optimizers_with_more_state_are_checked") {

@@ -200,6 +200,13 @@ View Device::put_ids(const Ids& ids, Shape shape) {
   return view;
 }
 
+View Device::put_numbers(const std::vector<std::int64_t>& numbers, Shape shape) {
+  SCALETRAIN_CHECK_EQ(static_cast<std::int64_t>(numbers.size()), shape.num_elements());
+  const View view = allocate(DType::i64, shape);
+  std::copy(numbers.begin(), numbers.end(), view.as<std::int64_t>());
+  return view;
+}
+
 Weight Device::put_weight(const Values& values, Shape shape, bool packed) {
   Weight weight;
   weight.values = put(values, shape);

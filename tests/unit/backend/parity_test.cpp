@@ -31,6 +31,7 @@ const std::vector<CasesOfOperation>& scaletrain::parity::all_cases() {
                                                            {"softmax_statistics", softmax_statistics_cases},
                                                            {"cross_entropy_parts", cross_entropy_parts_cases},
                                                            {"add", add_cases},
+                                                           {"dropout", dropout_cases},
                                                            {"scale", scale_cases},
                                                            {"soft_cap", soft_cap_cases},
                                                            {"soft_cap_backward", soft_cap_backward_cases},

@@ -118,6 +118,7 @@ class PlantedError final : public Backend {
   void spoiled(Stream& s, const SoftmaxStatistics& op) { run_and_spoil(s, op, {last(op.statistics)}); }
   void spoiled(Stream& s, const CrossEntropyParts& op) { run_and_spoil(s, op, {last(op.loss_sum), last(op.logits)}); }
   void spoiled(Stream& s, const Add& op) { run_and_spoil(s, op, {last(op.output)}); }
+  void spoiled(Stream& s, const Dropout& op) { run_and_spoil(s, op, {last(op.output)}); }
   void spoiled(Stream& s, const Scale& op) {
     const Shape& shape = op.output.shape();
     const std::int64_t place = (shape[0] - 1) * op.output_row_stride() + shape[1] - 1;
@@ -132,7 +133,7 @@ class PlantedError final : public Backend {
     run_and_spoil(s, op, {last(op.param), last(op.first_moment), last(op.second_moment), last(op.compute_weights)});
   }
   void spoiled(Stream& s, const SgdStep& op) {
-    run_and_spoil(s, op, {last(op.param), last(op.compute_weights), last(op.momentum_buffer)});
+    run_and_spoil(s, op, {last(op.param), last(op.momentum_buffer), last(op.compute_weights)});
   }
   void spoiled(Stream& s, const LionStep& op) {
     run_and_spoil(s, op, {last(op.param), last(op.momentum), last(op.compute_weights)});

@@ -48,13 +48,15 @@ AttentionResult reference_attention(const AttentionProblem& problem) {
   const View log_sum_exp = device.put(zeros(s.batch * s.heads * s.num_queries), {s.batch, s.heads, s.num_queries});
   const View documents =
       problem.document_start.empty() ? View() : device.put_ids(problem.document_start, {s.batch, s.num_queries});
+  const AttentionDropout dropout = dropout_of(device, problem);
   device.run(AttentionForward{.shape = s,
                               .query = constant(query),
                               .key = constant(key),
                               .value = constant(value),
                               .document_start = documents,
                               .output = output,
-                              .log_sum_exp = log_sum_exp});
+                              .log_sum_exp = log_sum_exp,
+                              .dropout = dropout});
   const HeadsView d_query = query_view(problem.query);  // overwritten
   const HeadsView d_key = key_view(problem.key);
   const HeadsView d_value = key_view(problem.value);
@@ -68,7 +70,8 @@ AttentionResult reference_attention(const AttentionProblem& problem) {
                                .document_start = documents,
                                .d_query = d_query,
                                .d_key = d_key,
-                               .d_value = d_value});
+                               .d_value = d_value,
+                               .dropout = dropout});
   AttentionResult result;
   result.output = Device::get(output.values);
   result.log_sum_exp = Device::get(log_sum_exp);
@@ -102,6 +105,25 @@ TEST_CASE("attention_with_a_window_and_capped_scores_agrees_with_the_textbook") 
     problem.shape.softcap = limits.second;
     CAPTURE(problem.shape.window);
     CAPTURE(problem.shape.softcap);
+    const AttentionResult expected = softmax_attention(problem);
+    const AttentionResult found = reference_attention(problem);
+    check_close(found.output, expected.output);
+    check_close(found.log_sum_exp, expected.log_sum_exp);
+    check_close(found.d_query, expected.d_query);
+    check_close(found.d_key, expected.d_key);
+    check_close(found.d_value, expected.d_value);
+  }
+}
+
+TEST_CASE("attention_with_dropout_agrees_with_the_textbook") {
+  AttentionProblem problem = attention_problem();
+  problem.dropout_key = philox_key(3, "probabilities");
+  problem.samples = {41, std::int64_t{7} << 32};
+  for (const auto& [probability, first_head] : {std::pair<double, std::int64_t>{0.1, 0}, {0.5, 4}, {0.9, 1}}) {
+    CAPTURE(probability);
+    problem.dropout = probability;
+    problem.first_head = first_head;
+    problem.shape.softcap = probability;
     const AttentionResult expected = softmax_attention(problem);
     const AttentionResult found = reference_attention(problem);
     check_close(found.output, expected.output);

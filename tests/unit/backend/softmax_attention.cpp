@@ -2,13 +2,15 @@
 
 #include <cmath>
 
+#include "support/dropped.h"
+
 namespace scaletrain::parity {
 
 namespace {
 
 // One query row of one head: p over all keys (0 where masked), and the gradient of the scaled scores, before the cap.
 struct Row {
-  Values probability, slope, d_score, d_score_scale;
+  Values probability, slope, d_score, d_score_scale, factor;
   double log_sum_exp = 0;
 };
 
@@ -49,9 +51,19 @@ class Attention {
     return position >= problem_.document_start[static_cast<std::size_t>(b * shape_.num_queries + t)];
   }
 
+  Values factors_of(std::int64_t b, std::int64_t h, std::int64_t t) const {
+    Values factors(static_cast<std::size_t>(shape_.num_keys), 1.0);
+    if (problem_.dropout == 0) return factors;
+    for (std::int64_t s = 0; s < shape_.num_keys; ++s)
+      factors[static_cast<std::size_t>(s)] =
+          dropped(problem_.dropout_key, problem_.dropout, problem_.samples[static_cast<std::size_t>(b)],
+                  (problem_.first_head + h) * shape_.num_queries + t, shape_.num_keys, s);
+    return factors;
+  }
+
   Row row_of(std::int64_t b, std::int64_t h, std::int64_t t) const {
     const auto keys = static_cast<std::size_t>(shape_.num_keys);
-    Row row{Values(keys), Values(keys, 1.0), Values(keys), Values(keys), 0.0};
+    Row row{Values(keys), Values(keys, 1.0), Values(keys), Values(keys), factors_of(b, h, t), 0.0};
     const std::size_t q = query_at(b, h, t);
     const auto size = static_cast<std::size_t>(shape_.head_size);
     double total = 0;
@@ -77,7 +89,7 @@ class Attention {
       row.probability[s] /= total;
       const std::size_t k = key_at(b, h, static_cast<std::int64_t>(s));
       for (std::size_t d = 0; d < size; ++d) {
-        const double term = problem_.d_output[q + d] * problem_.value[k + d];
+        const double term = row.factor[s] * problem_.d_output[q + d] * problem_.value[k + d];
         d_probability[s] += term;
         squares[s] += term * term;
       }
@@ -97,15 +109,16 @@ class Attention {
     result_.log_sum_exp[static_cast<std::size_t>((b * shape_.heads + h) * shape_.num_queries + t)] = row.log_sum_exp;
     for (std::size_t s = 0; s < row.probability.size(); ++s) {
       const std::size_t k = key_at(b, h, static_cast<std::int64_t>(s));
+      const double weight = row.factor[s] * row.probability[s];
       for (std::size_t d = 0; d < size; ++d) {
-        result_.output[q + d] += row.probability[s] * problem_.value[k + d];
-        result_.output_scale[q + d] += square(row.probability[s] * problem_.value[k + d]);
+        result_.output[q + d] += weight * problem_.value[k + d];
+        result_.output_scale[q + d] += square(weight * problem_.value[k + d]);
         result_.d_query[q + d] += shape_.scale * row.d_score[s] * problem_.key[k + d];
         result_.d_query_scale[q + d] += square(shape_.scale * row.d_score_scale[s] * problem_.key[k + d]);
         result_.d_key[k + d] += shape_.scale * row.d_score[s] * problem_.query[q + d];
         result_.d_key_scale[k + d] += square(shape_.scale * row.d_score_scale[s] * problem_.query[q + d]);
-        result_.d_value[k + d] += row.probability[s] * problem_.d_output[q + d];
-        result_.d_value_scale[k + d] += square(row.probability[s] * problem_.d_output[q + d]);
+        result_.d_value[k + d] += weight * problem_.d_output[q + d];
+        result_.d_value_scale[k + d] += square(weight * problem_.d_output[q + d]);
       }
     }
   }
@@ -116,6 +129,14 @@ class Attention {
 };
 
 }  // namespace
+
+AttentionDropout dropout_of(Device& device, const AttentionProblem& problem) {
+  if (problem.dropout == 0) return {};
+  return {.mask = {.probability = problem.dropout,
+                   .key = problem.dropout_key,
+                   .samples = device.put_numbers(problem.samples, {problem.shape.batch})},
+          .first_head = problem.first_head};
+}
 
 AttentionResult softmax_attention(const AttentionProblem& problem) {
   return Attention(problem).compute();

@@ -10,6 +10,11 @@ struct AttentionProblem {
   AttentionShape shape;
   Values query, key, value, d_output;
   Ids document_start;  // empty: no document bounds
+  // Of probabilities, before they weigh values.
+  double dropout = 0.0;
+  PhiloxKey dropout_key{};
+  std::vector<std::int64_t> samples{};
+  std::int64_t first_head = 0;
 };
 
 struct AttentionResult {
@@ -18,6 +23,9 @@ struct AttentionResult {
   // Root of the sum of the squared terms of each element.
   Values output_scale, d_query_scale, d_key_scale, d_value_scale;
 };
+
+// The problem's as descriptors have it; nothing where nothing is dropped.
+AttentionDropout dropout_of(Device& device, const AttentionProblem& problem);
 
 AttentionResult softmax_attention(const AttentionProblem& problem);
 

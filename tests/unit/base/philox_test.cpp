@@ -203,6 +203,38 @@ TEST_CASE("every instruction set fills exactly its range, which may start and en
   }
 }
 
+TEST_CASE("every instruction set gives the words of any blocks, and no more than is asked for") {
+  const PhiloxKey key{0xa4093822, 0x299f31d0};
+  constexpr std::uint64_t stream = 0x0370734413198a2e;
+  std::vector<const PhiloxFill*> fills = supported_fills();
+  for (const PhiloxFill* fill : fills) {
+    CAPTURE(std::string(fill->name));
+    bool is_equal = true;
+    for (const std::uint64_t block :
+         {std::uint64_t{0}, std::uint64_t{7}, (std::uint64_t{1} << 32) - 3, std::uint64_t{1} << 40})
+      for (const std::size_t count : {0u, 1u, 3u, 4u, 5u, 31u, 32u, 63u, 64u, 65u, 128u, 200u}) {
+        std::vector<std::uint32_t> words(count + 1, 77);
+        fill->words({.key_low = key.low,
+                     .key_high = key.high,
+                     .block = block,
+                     .stream = stream,
+                     .out = words.data(),
+                     .count = count});
+        for (std::size_t i = 0; i < count; ++i) {
+          const std::uint64_t own = block + i / 4;
+          const Words expected = philox(
+              key, {static_cast<std::uint32_t>(own), static_cast<std::uint32_t>(own >> 32), 0x13198a2e, 0x03707344});
+          is_equal = is_equal && words[i] == expected[i % 4];
+        }
+        is_equal = is_equal && words[count] == 77;
+      }
+    CHECK(is_equal);
+  }
+  std::vector<std::uint32_t> words(5);
+  fill_words(key, 3, stream, words);
+  CHECK(words[4] == philox(key, {4, 0, 0x13198a2e, 0x03707344})[0]);
+}
+
 TEST_CASE("keys differ by seed and by name") {
   const auto value = [](std::uint64_t seed, const std::string& name) { return philox_u64(philox_key(seed, name), 0); };
   CHECK(value(1, "a") != value(2, "a"));

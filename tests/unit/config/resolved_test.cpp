@@ -232,7 +232,8 @@ TEST_CASE("each key is wired to its own member") {
       "  head_dim: 20, qkv_bias: true, qk_norm: true, rope_scaling: {type: llama3, factor: 9, low_frequency_factor: "
       "2,\n"
       "  high_frequency_factor: 6, original_context: 99},\n"
-      "  dropout: 0.25, init: {type: normal, std: 0.5, scale_residual: false}}\n"
+      "  dropout: 0.25, embedding_dropout: 0.125, attention_dropout: 0.0625, residual_dropout: 0.5, init: {type: "
+      "normal, std: 0.5, scale_residual: false}}\n"
       "finetune: {freeze: [a.*, '*.b'], unfreeze: [{step: 3, patterns: [a.b]}], learning_rates: {'*.bias': 2, 'd.?': "
       "0.5}, layer_decay: 0.75}\n"
       "data: {tokenizer: {type: ids, end_of_document: 10}, documents: {attention: within, loss_across: false},\n"
@@ -260,7 +261,8 @@ TEST_CASE("each key is wired to its own member") {
   CHECK((c.model.ffn_hidden == 7 && c.model.context == 9 && c.model.vocab == 11 && c.model.norm == NormKind::rmsnorm));
   CHECK((c.model.norm_epsilon == 1e-3 && c.model.activation == ActivationKind::swiglu));
   CHECK((c.model.position == PositionKind::rope && c.model.rope_theta == 13 && !c.model.bias));
-  CHECK((!c.model.tie_embeddings && c.model.dropout == 0.25));
+  CHECK((!c.model.tie_embeddings && c.model.dropout == 0.25 && c.model.embedding_dropout == 0.125));
+  CHECK((c.model.attention_dropout == 0.0625 && c.model.residual_dropout == 0.5));
   CHECK((c.model.head_dim == 20 && c.model.qkv_bias == true && c.model.qk_norm));
   CHECK(c.model.rope_scaling == RopeScalingConfig{RopeScalingKind::llama3, 9, 2, 6, 99});
   CHECK((c.model.post_norm && c.model.norm_zero_centered && c.model.scale_embeddings));
@@ -312,9 +314,10 @@ TEST_CASE("each key is wired to its own member") {
   CHECK(loaded.unsupported.size() == 1);
   const Config with_adapters =
       load_text(kLeast,
-                {"model.init.from=/f", "finetune.lora={rank: 3, alpha: 5, dropout: 0, targets: [q_proj, mlp.b]}"})
+                {"model.init.from=/f", "finetune.lora={rank: 3, alpha: 5, dropout: 0.5, targets: [q_proj, mlp.b]}"})
           .config;
   CHECK((with_adapters.finetune.lora->rank == 3 && with_adapters.finetune.lora->alpha == 5));
+  CHECK(with_adapters.finetune.lora->dropout == 0.5);
   CHECK(with_adapters.finetune.lora->targets == std::vector<std::string>{"q_proj", "mlp.b"});
   CHECK(load_text(kLeast, {"model.init.type=he"}).config.model.init.type == InitKind::he);
   CHECK(load_text(kLeast, {"model.init.from=/f"}).config.model.init.from == "/f");

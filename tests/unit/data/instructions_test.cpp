@@ -18,6 +18,7 @@
 #include "data/tokens/packed_file.h"
 #include "data/tokens/text_notes.h"
 #include "dataset_scene.h"
+#include "instruction_scene.h"
 #include "open_tokenizer.h"
 #include "shared_data.h"
 #include "support/chat_tokenizer.h"
@@ -29,14 +30,9 @@ using nlohmann::json;
 
 namespace {
 
-using Ids = std::vector<std::int32_t>;
 using Marks = std::vector<std::uint8_t>;
 
 constexpr std::int64_t any_context = 1 << 20;
-
-json message(const std::string& role, const std::string& content) {
-  return {{"role", role}, {"content", content}};
-}
 
 json golden_instructions() {
   return read_json_file(std::filesystem::path(SCALETRAIN_SOURCE_FOLDER) / "tests/golden/instructions/encoded.json");
@@ -73,45 +69,6 @@ std::string learned_text(const PackedDocument& document) {
     text += token == kTurnEnd ? "[end]" : token == kEndOfText ? "[eos]" : std::string(1, static_cast<char>(token));
   }
   return text;
-}
-
-// Of chat_tokenizer.h.
-struct Scene {
-  TempFolder folder;
-  std::filesystem::path path = write_chat_tokenizer(folder);
-  std::unique_ptr<Tokenizer> tokenizer = open_bpe(path);
-  DataConfig config = config_for(folder);
-  std::vector<std::string> told;
-
-  Scene() {
-    config.tokenizer.type = TokenizerKind::bpe;
-    config.tokenizer.path = path.string();
-    config.documents.attention = DocumentAttention::within;
-  }
-  SourceConfig source(const std::string& name, const std::vector<json>& records,
-                      RecordKind kind = RecordKind::messages) const {
-    std::string lines;
-    for (const json& record : records) lines += record.dump() + "\n";
-    SourceConfig out = source_at(folder.write(name, lines));
-    out.records = kind;
-    return out;
-  }
-  DataOptions options(std::int64_t context) {
-    DataOptions out = test::options(context);
-    out.vocab = 259;
-    out.report = [this](const std::string& line) { told.push_back(line); };
-    return out;
-  }
-  bool has_told(const std::string& text) const {
-    return std::any_of(told.begin(), told.end(),
-                       [&](const std::string& line) { return line.find(text) != std::string::npos; });
-  }
-};
-
-// A question and an answer of so many letters.
-json small_chat(std::int64_t question, std::int64_t answer, char letter) {
-  return {{"messages", json::array({message("user", std::string(static_cast<std::size_t>(question), letter)),
-                                    message("assistant", std::string(static_cast<std::size_t>(answer), letter))})}};
 }
 
 // What a sample holds of each document: inputs, and for each input whether the token behind it is learned.
@@ -476,87 +433,6 @@ TEST_CASE("text and instructions mix, and a validation set reads its instruction
   CHECK(std::count_if(sample.targets.begin(), sample.targets.end(), [](auto id) { return id >= 0; }) == 18);
 }
 
-TEST_CASE("text beside instructions keeps its own attention where nobody chose one for both") {
-  Scene scene;
-  scene.config.train = {scene.source("a.jsonl", {small_chat(2, 8, 'a'), small_chat(2, 8, 'b')}),
-                        source_at(scene.folder.write("t.txt", "one\n--\ntwo\n--\nthree\n"))};
-  scene.config.train[1].separator = "--";
-  ValidationConfig set;
-  set.name = "v";
-  set.path = scene.config.train[1].path;
-  set.separator = "--";
-  const auto starts_of = [&](DocumentAttention attention) {
-    scene.config.documents.attention = attention;
-    const auto data = open_training_data(scene.config, *scene.tokenizer, scene.options(64));
-    std::map<bool, Ids> starts;  // of instructions or not
-    for (std::int64_t number = 0; number < 2; ++number) {
-      const Sample sample = read(*data, number);
-      starts[std::count(sample.inputs.begin(), sample.inputs.end(), kTurnBegin) > 0] = sample.starts;
-    }
-    const auto validation = open_validation_set(set, scene.config, *scene.tokenizer, scene.options(64), "v");
-    CHECK(read(*validation, 0).starts == starts[false]);
-    CHECK(validation->attention() ==
-          (attention == DocumentAttention::instructions ? DocumentAttention::across : attention));
-    return starts;
-  };
-  const auto within = starts_of(DocumentAttention::within);
-  const auto apart = starts_of(DocumentAttention::instructions);
-  CHECK(within.at(true) == Ids({0, 31}));
-  CHECK(within.at(false).size() == 3);
-  CHECK(apart.at(true) == Ids({0, 31}));
-  CHECK(apart.at(false) == Ids({0}));
-  set.path = scene.config.train[0].path;
-  set.separator.reset();
-  set.records = RecordKind::messages;
-  CHECK(open_validation_set(set, scene.config, *scene.tokenizer, scene.options(64), "v")->attention() ==
-        DocumentAttention::within);
-}
-
-TEST_CASE("a completion ends with the eos that the tokenizer's files name, else the model's, else a document's end") {
-  Scene scene;
-  const json record = {{"prompt", "q"}, {"completion", "a"}};
-  scene.config.train = {scene.source("a.jsonl", {record, record}, RecordKind::prompt_completion)};
-  const std::filesystem::path& folder = scene.path;
-  // The hash of the data, and what a sample learns.
-  const auto read_it = [&] {
-    scene.told.clear();
-    const auto data = open_training_data(scene.config, *scene.tokenizer, scene.options(16));
-    const Sample sample = read(*data, 0);
-    Ids learned;
-    for (const std::int32_t target : sample.targets)
-      if (target >= 0) learned.push_back(target);
-    return std::pair(data->hash(), learned);
-  };
-  const auto [plain, plain_ids] = read_it();
-  CHECK(plain_ids == Ids({'a', kEndOfText, 'a', kEndOfText}));
-  CHECK_FALSE(scene.has_told("each ends with"));
-
-  std::ofstream(folder / "config.json") << R"({"eos_token_id": [258, 257]})";
-  CHECK(read_it() == std::pair(plain, plain_ids));  // which of them is not said
-  std::ofstream(folder / "config.json") << R"({"eos_token_id": [)" << kTurnEnd << "]}";
-  const auto [by_model, model_ids] = read_it();
-  CHECK(model_ids == Ids({'a', kTurnEnd, 'a', kTurnEnd}));
-  CHECK(by_model != plain);
-  CHECK(scene.has_told("; each ends with token " + std::to_string(kTurnEnd) + " (eos_token_id of "));
-
-  std::ofstream(folder / "config.json") << R"({"eos_token_id": 5000})";
-  CHECK(read_it() == std::pair(plain, plain_ids));  // none of the tokenizer's
-  std::ofstream(folder / "tokenizer_config.json") << R"({"eos_token": {"content": "<|im_end|>"}})";
-  std::ofstream(folder / "config.json") << R"({"eos_token_id": 65})";
-  CHECK(read_it() == std::pair(by_model, model_ids));
-  CHECK(scene.has_told("(eos_token of "));
-  CHECK(completion_end(scene.config, *scene.tokenizer)->named_by ==
-        "eos_token of " + (folder / "tokenizer_config.json").string());
-
-  // The config has the last word: the same token as the tokenizer's own is the same data.
-  scene.config.tokenizer.end_of_document = kEndOfText;
-  CHECK(read_it() == std::pair(plain, plain_ids));
-  // Conversations end their turns by the template.
-  scene.config.tokenizer.end_of_document.reset();
-  scene.config.instructions.chat_template = "chatml";
-  CHECK_FALSE(instruction_rules(RecordKind::messages, scene.config, *scene.tokenizer, 16, "data.train.0").end);
-}
-
 TEST_CASE("records fall to a side by what they say, whatever line says it") {
   Scene scene;
   std::string lines;
@@ -654,36 +530,4 @@ TEST_CASE("a packed file shows what is learned, and one that is damaged is known
   const auto data = open_training_data(scene.config, *scene.tokenizer, scene.options(64));
   CHECK(scene.has_told("damaged cache, it is built again"));
   CHECK(TempFolder::read(cache) == whole);
-}
-
-TEST_CASE("data inspect and verify tell instructions by name, and read their records") {
-  const TempFolder folder;
-  const json chat = small_chat(2, 3, 'a');
-  const auto file = folder.write("a.jsonl", chat.dump() + "\n" + chat.dump() + "\n");
-  InspectionOptions options;
-  const InspectedFile inspected = inspect_data(file.string(), options).files.at(0);
-  CHECK(inspected.kind == "JSONL of conversations");
-  CHECK(inspected.records == RecordKind::messages);
-  CHECK_FALSE(inspected.documents);
-  options.show = 1;
-  CHECK(inspect_data(file.string(), options).files.at(0).shown ==
-        std::vector<std::string>{R"("user" "aa", "assistant" "aaa")"});
-  const InspectedFile verified = verify_data(file.string(), options).files.at(0);
-  CHECK(verified.documents == 2);
-  CHECK_FALSE(verified.problem);
-
-  const std::string pair = R"({"prompt": "q", "completion": "c"})";
-  folder.write("a.jsonl", pair + "\n{\"prompt\": \"q\"}\n" + pair + "\n");
-  const InspectedFile bad = verify_data(file.string(), options).files.at(0);
-  CHECK(bad.kind == "JSONL of prompts and completions");
-  CHECK(contains(bad.problem.value_or(""), "a.jsonl:2: the field \"completion\" is missing"));
-  options.on_bad_record = BadRecordPolicy::skip;
-  const Inspection skipped = verify_data(file.string(), options);
-  CHECK(skipped.files.at(0).documents == 2);
-  CHECK(skipped.files.at(0).shown == std::vector<std::string>{R"(prompt "q", completion "c")"});
-  CHECK(skipped.notes.num_skipped() == 1);
-
-  // A field that is there makes it text.
-  options.field = "prompt";
-  CHECK(inspect_data(file.string(), options).files.at(0).kind == "JSONL");
 }

@@ -91,7 +91,9 @@ class UnitCheck {
 
   double evaluate() {
     batch.loss_sum = 0.0;
-    harness_->forward(Mode::evaluate, input_, output_);
+    // With dropout as in training: the same masks each time.
+    const Mode mode = has_dropout(model.spec) && output_.hidden ? Mode::train : Mode::evaluate;
+    harness_->forward(mode, input_, output_);
     if (!output_.hidden) return batch.loss_gradient * batch.loss_sum;
     double sum = 0.0;
     for (std::size_t i = 0; i < direction_.size(); ++i) sum += output_.hidden.as<double>()[i] * direction_[i];
@@ -193,6 +195,16 @@ TEST_CASE(
     UnitCheck unit(tiny_gemma(), layer, {2, 6});
     unit.batch.add_document(2);
     check_both_forms(unit);
+  }
+}
+
+TEST_CASE("embedding and block gradients are those of finite differences: dropout") {
+  for (const ModelSpec& spec : {tiny_gpt2(), tiny_llama(), tiny_gemma()}) {
+    for (const int index : {0, 1}) {
+      UnitCheck unit(with_dropout(spec), index, {2, 5});
+      if (index == 1) unit.batch.add_document(2);
+      check_both_forms(unit);
+    }
   }
 }
 

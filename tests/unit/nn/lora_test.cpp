@@ -100,7 +100,7 @@ TEST_CASE("a layer's adapters have the columns of their maps, of a tensor rank i
   ModelSpec spec = spec_of(true);
   spec.lora = {.rank = 2, .scale = 1.0, .maps = {"attention.key", "ffn.up", "ffn.down"}};
   const ModelSpec local = local_spec(spec, {.degree = 2, .rank = 1});
-  const std::vector<AdaptedLayer> layers = adapted_layers(local);
+  const std::vector<AdaptedLayer> layers = adapted_layers(spec, {.degree = 2, .rank = 1});
   REQUIRE(layers.size() == 3);
   const std::int64_t query = local.heads * local.head_size;
   const std::int64_t key = local.kv_heads * local.head_size;
@@ -110,6 +110,9 @@ TEST_CASE("a layer's adapters have the columns of their maps, of a tensor rank i
   CHECK((layers[0].down() == "attention.key.lora_a" && !layers[0].is_whole()));
   CHECK((layers[1].maps[0].first == local.ffn_hidden && layers[1].outputs == 2 * local.ffn_hidden));
   CHECK((layers[2].is_whole() && layers[2].inputs == local.ffn_hidden && layers[2].outputs == local.hidden));
+  CHECK((layers[2].first_input == first_ffn_column(spec, {.degree = 2, .rank = 1}) &&
+         layers[2].whole_inputs == spec.ffn_hidden));
+  CHECK((layers[0].first_input == 0 && layers[0].whole_inputs == spec.hidden));
   spec.lora.rank = 0;
-  CHECK(adapted_layers(spec).empty());
+  CHECK(adapted_layers(spec, {}).empty());
 }

@@ -122,6 +122,7 @@ struct TestBatch {
                                   : static_cast<std::int32_t>(philox_below(key, 2 * n + 1, std::uint64_t(spec.vocab))));
       positions.push_back(static_cast<std::int32_t>(n) % static_cast<std::int32_t>(shape.tokens));
     }
+    for (std::int64_t sample = 0; sample < shape.samples; ++sample) samples.push_back(sample * 3 + 11);
   }
 
   // A new document begins at token `start` of every sample.
@@ -141,6 +142,8 @@ struct TestBatch {
     batch.targets = view(targets);
     batch.positions = view(positions);
     batch.document_start = view(document_start);
+    batch.samples = ConstView(samples.data(), DType::i64, {shape.samples});
+    batch.seed = seed;
     batch.loss_gradient = loss_gradient;
     batch.loss_sum = number_at(loss_sum);
     return batch;
@@ -148,6 +151,8 @@ struct TestBatch {
 
   BatchShape shape;
   std::vector<std::int32_t> ids, targets, positions, document_start;
+  std::vector<std::int64_t> samples;
+  std::uint64_t seed = 9;
   double loss_gradient = 0.37;
   double loss_sum = 0.0;
 };
@@ -382,6 +387,11 @@ inline ModelSpec tiny_gemma() {
   spec.window = 3;
   spec.global_every = 2;
   spec.window_rope_theta = 50.0;
+  return spec;
+}
+
+inline ModelSpec with_dropout(ModelSpec spec) {
+  spec.dropout = {.embedding = 0.2, .attention = 0.3, .residual = 0.25};
   return spec;
 }
 

@@ -74,7 +74,9 @@ inline std::vector<Style> styles() {
                          {"Llama, 4 key/value heads, tied, with bias", llama_of_eight_heads(4)},
                          {"Qwen3, 2 key/value heads", qwen3_of_eight_heads(2)},
                          {"Qwen2, 4 key/value heads", llama_of_eight_heads(4)},
-                         {"Gemma, 2 key/value heads", gemma_of_eight_heads(2)}};
+                         {"Gemma, 2 key/value heads", gemma_of_eight_heads(2)},
+                         {"GPT-2 with dropout", with_dropout(gpt2_of_eight_heads())},
+                         {"Gemma with dropout", with_dropout(gemma_of_eight_heads(2))}};
   all[1].spec.tie_embeddings = false;
   all[1].spec.activation = ActivationKind::swiglu;
   all[3].spec.tie_embeddings = true;

@@ -96,7 +96,7 @@ TEST_CASE("memory() is what the passes use: exactly that is enough, one cache li
     const bool is_llama = variant % 2 == 1;
     const auto recompute = static_cast<RecomputeKind>(variant / 2);
     CAPTURE(to_text(recompute));
-    const ModelSpec spec = is_llama ? tiny_llama() : tiny_gpt2();
+    const ModelSpec spec = is_llama ? tiny_llama() : with_dropout(tiny_gpt2());
     const BatchShape shape{2, 5};
     TestModel model(spec, make_reference_backend(DType::f64), {}, {.part = {}, .recompute = recompute});
     model.randomise();

@@ -28,6 +28,24 @@ TEST_CASE("a run that was interrupted twice has the numbers of an undisturbed on
   }
 }
 
+TEST_CASE("a run with dropout drops the same after a resume, to the bit") {
+  const auto with_dropout = [](TinyRun& run) { run.overrides_always.push_back("model.dropout=0.2"); };
+  TinyRun plain;
+  plain.run();
+  TinyRun whole;
+  with_dropout(whole);
+  CHECK(whole.run() == ExitCode::finished);
+  const auto loss = [](TinyRun& run) { return run.metrics().steps.back().loss; };
+  CHECK(loss(whole) != loss(plain));
+  TinyRun parts;
+  with_dropout(parts);
+  CHECK(parts.run({}, 3) == ExitCode::interrupted);
+  CHECK(parts.run({}, 4) == ExitCode::interrupted);
+  CHECK(parts.run() == ExitCode::finished);
+  check_same_numbers(whole.metrics(), parts.metrics());
+  CHECK(tensors_of(whole.checkpoint(12)) == tensors_of(parts.checkpoint(12)));
+}
+
 TEST_CASE("a run that died between checkpoints goes on from the newest and repeats the same numbers") {
   TinyRun whole;
   whole.run();

@@ -4,6 +4,7 @@
 // results. Read behind cuda_language.h.
 #pragma once
 
+#include "backend/cuda/kernels/dropout_tiles.h"
 #include "backend/cuda/kernels/kernels.h"
 #include "backend/cuda/kernels/launching.h"
 #include "backend/cuda/kernels/sums.h"
@@ -50,7 +51,20 @@ struct Attention {
   Operand<const S> d_output;
   Operand<S> d_query, d_key, d_value;
   const float* deltas;  // [units · group, Tq] of the launch: d_output · output
+  // Of kernels that drop probabilities.
+  DroppedBy dropped;
+  std::int64_t first_head;  // of the whole model's
 };
+
+// Read anew each time: registers are scarcer than instructions.
+template <class S>
+__device__ inline DropoutRows dropout_rows(const Attention<S>& op, std::int64_t batch, std::int64_t head) {
+  auto batch_now = static_cast<unsigned>(batch);
+  auto head_now = static_cast<unsigned>(head);
+  forget_results_of(batch_now);
+  forget_results_of(head_now);
+  return {op.dropped.samples[batch_now], (op.first_head + head_now) * op.num_queries, (op.num_keys + 3) / 4};
+}
 
 // One head of queries.
 struct Head {
@@ -270,7 +284,7 @@ bool operands_fit_packs(const AttentionShape& shape, std::initializer_list<Const
 }
 
 template <class S>
-Attention<S> attention(const AttentionShape& shape, const ConstView& document_start) {
+Attention<S> attention(const AttentionShape& shape, const ConstView& document_start, const AttentionDropout& dropout) {
   Attention<S> op = {};
   op.num_queries = shape.num_queries;
   op.num_keys = shape.num_keys;
@@ -284,6 +298,8 @@ Attention<S> attention(const AttentionShape& shape, const ConstView& document_st
   op.softcap = static_cast<float>(shape.softcap);
   op.units = shape.batch * shape.kv_heads;
   op.document_start = address<std::int32_t>(document_start);
+  op.dropped = dropped_by(dropout.mask);
+  op.first_head = dropout.first_head;
   // Kernels count in int from here on.
   narrow<int>(shape.num_keys);
   narrow<int>(op.offset + shape.num_queries);
@@ -300,13 +316,20 @@ void with_columns(std::int64_t head_size, Body&& body) {
   body(std::integral_constant<int, 64>(), parts(64));
 }
 
-// body(whether scores are capped, as a constant): kernels that cap none stay as small as they are.
+// body(whether scores are capped, and whether probabilities are dropped, as constants): kernels that do neither stay as
+// small as they are.
 template <class Body>
-void with_cap(const AttentionShape& shape, Body&& body) {
+void with_variant(const AttentionShape& shape, const AttentionDropout& dropout, Body&& body) {
+  const auto with_dropout = [&](auto is_capped) {
+    if (dropout.mask)
+      body(is_capped, std::true_type());
+    else
+      body(is_capped, std::false_type());
+  };
   if (shape.softcap > 0)
-    body(std::true_type());
+    with_dropout(std::true_type());
   else
-    body(std::false_type());
+    with_dropout(std::false_type());
 }
 
 // Tiles of `tile_rows` rows for each of the heads or units, and the parts.

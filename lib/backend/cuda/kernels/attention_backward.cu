@@ -76,7 +76,7 @@ struct TilesByQueries {
 };
 
 // Shared memory: a stage, queries, d_output, the other stage unless it lies among them, scratch.
-template <class S, int columns, bool is_capped>
+template <class S, int columns, bool is_capped, bool is_dropped>
 __global__ void __launch_bounds__(attention_threads, 2) differentiate_queries(const Attention<S> op) {
   using Tiles = TilesByQueries<S, columns>;
   constexpr int stack = Tiles::stack;
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(attention_threads, 2) differentiate_queries(co
   }
   const int warp_start = warp * stack * rows_of_band * tile_stride<S, columns>;
   FirstFactor<Tiles::keeps_queries, S, stack, columns> query_rows;
-  FirstFactor<Tiles::keeps_d_output, S, stack, columns> d_output_rows;
+  FirstFactor<Tiles::keeps_d_output && !is_dropped, S, stack, columns> d_output_rows;
   if (parts == 1) {
     load_fixed(query, queries, own);
     load_fixed(d_output, d_outputs, own);
@@ -142,6 +142,10 @@ __global__ void __launch_bounds__(attention_threads, 2) differentiate_queries(co
     S* const key = stages + stage;
     S* const value = key + Tiles::stage_elements / 2;
     const bool is_needed = sees_any(seen.by_any, first, walk);
+    [[maybe_unused]] unsigned kept[kept_words<stack, walk>] = {};
+    if constexpr (is_dropped)
+      if (is_needed)
+        kept_in_rows<stack, walk>(op.dropped, dropout_rows(op, head.batch, head.head), first_row, first, kept);
     WarpSums<stack, walk> scores = {};
     WarpSums<stack, walk> d_scores = {};
     for (int turn = 0; turn < parts; ++turn) {
@@ -169,6 +173,17 @@ __global__ void __launch_bounds__(attention_threads, 2) differentiate_queries(co
     if constexpr (is_capped) cap_scores<S, stack, walk>(op, scores);
     if (!scale.is_late || !sees_all(seen.by_all, first, walk))
       hide_scores<stack, walk>(scores, seen, op.num_keys, first, scale.factor);
+    if constexpr (is_dropped) {
+#pragma unroll
+      for (int band = 0; band < stack; ++band) {
+#pragma unroll
+        for (int j = 0; j < walk / 8; ++j) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            d_scores[band][j][e] = is_kept<walk>(kept, band, j, e) ? d_scores[band][j][e] * op.dropped.factor : 0.0F;
+        }
+      }
+    }
 #pragma unroll
     for (int band = 0; band < stack; ++band) {
 #pragma unroll
@@ -202,10 +217,11 @@ struct Columns {
   std::int32_t document_start[walk];
 };
 
-template <class S, int columns>
+// is_crowded: registers hold more than sums and the products of tiles.
+template <class S, int columns, bool is_crowded>
 struct TilesByKeys {
   static constexpr bool is_half = sizeof(S) == 2;
-  static constexpr int stack = is_half && columns == 64 ? 2 : 1;
+  static constexpr int stack = is_half && columns == 64 && !is_crowded ? 2 : 1;
   static constexpr int rows = rows_of_tile<stack>;
   static constexpr int walk = 32;
   static_assert(walk == warp_lanes);                                      // a lane finds out what a query sees
@@ -290,9 +306,9 @@ class QueryWalk {
 
 // The other way round: keys and values are what a block has, and scores are [keys, queries]. Shared memory: keys,
 // values, two stages of queries and d_output, scratch, what belongs to the stages' queries.
-template <class S, int columns, bool is_capped>
+template <class S, int columns, bool is_capped, bool is_dropped>
 __global__ void __launch_bounds__(attention_threads, 2) differentiate_keys(const Attention<S> op) {
-  using Tiles = TilesByKeys<S, columns>;
+  using Tiles = TilesByKeys<S, columns, is_capped && is_dropped>;
   constexpr int stack = Tiles::stack;
   constexpr int walk = Tiles::walk;
   S* const key = shared_memory<S>();
@@ -368,6 +384,11 @@ __global__ void __launch_bounds__(attention_threads, 2) differentiate_keys(const
     const S* const query = stages + stage * Tiles::stage_elements;
     const S* const d_output = query + Tiles::stage_elements / 2;
     const Columns<walk>& of_columns = stage_columns[stage];
+    [[maybe_unused]] unsigned kept[kept_words<stack, walk>] = {};
+    if constexpr (is_dropped)
+      if (is_needed)
+        kept_in_columns<stack, walk>(op.dropped, dropout_rows(op, batch, kv_head * op.group + in_group), first,
+                                     first_row, kept);
     WarpSums<stack, walk> scores = {};
     WarpSums<stack, walk> d_scores = {};
     for (int turn = 0; turn < parts; ++turn) {
@@ -424,7 +445,13 @@ __global__ void __launch_bounds__(attention_threads, 2) differentiate_keys(const
           float slope = 1.0F;
           if constexpr (is_capped) slope = slope_of_capped(score, largest_capped(op));
           score = exp2_of<S>(score * scale.scale - log_sum);
-          d_score = score * (d_score - delta);
+          if constexpr (is_dropped) {
+            const bool stays = is_kept<walk>(kept, i / 2, j, i % 2 * 2 + e);
+            d_score = score * ((stays ? d_score * op.dropped.factor : 0.0F) - delta);
+            score = stays ? score : 0.0F;
+          } else {
+            d_score = score * (d_score - delta);
+          }
           if constexpr (is_capped) d_score *= slope;
         }
       }
@@ -440,7 +467,7 @@ __global__ void __launch_bounds__(attention_threads, 2) differentiate_keys(const
   store_sums<S, stack, columns>(at(op.d_key, op.num_keys, batch, first_row, column), op.d_key.stride,
                                 op.num_keys - first_row, own.width, d_key, factors, op.packs);
 #pragma unroll
-  for (int i = 0; i < 2 * stack; ++i) factors[i / 2][i % 2] = 1.0F;
+  for (int i = 0; i < 2 * stack; ++i) factors[i / 2][i % 2] = is_dropped ? op.dropped.factor : 1.0F;
   store_sums<S, stack, columns>(at(op.d_value, op.num_keys, batch, first_row, column), op.d_value.stride,
                                 op.num_keys - first_row, own.width, d_value, factors, op.packs);
 }
@@ -450,7 +477,7 @@ __global__ void __launch_bounds__(attention_threads, 2) differentiate_keys(const
 template <class S>
 void compute(const Issue& issue, const AttentionBackward& op) {
   if (sizeof(S) == 2 && issue.attention != nullptr && issue.attention->issue(issue.stream, op)) return;
-  Attention<S> attention = cuda::attention<S>(op.shape, op.document_start);
+  Attention<S> attention = cuda::attention<S>(op.shape, op.document_start, op.dropout);
   const std::int64_t units = attention.units;
   attention.query = operand<S>(op.query);
   attention.key = operand<S>(op.key);
@@ -486,18 +513,18 @@ void compute(const Issue& issue, const AttentionBackward& op) {
       });
     with_columns<S>(op.shape.head_size, [&](auto columns, unsigned parts) {
       using ByQueries = TilesByQueries<S, columns>;
-      using ByKeys = TilesByKeys<S, columns>;
-      with_cap(op.shape, [&](auto is_capped) {
+      with_variant(op.shape, op.dropout, [&](auto is_capped, auto is_dropped) {
+        using ByKeys = TilesByKeys<S, columns, decltype(is_capped)::value&& decltype(is_dropped)::value>;
         if (op.shape.num_queries > 0)
           launch(issue.stream,
                  {attention_blocks(op.shape.num_queries, ByQueries::rows, heads, parts), attention_threads,
                   ByQueries::bytes},
-                 differentiate_queries<S, columns, decltype(is_capped)::value>, attention);
+                 differentiate_queries<S, columns, decltype(is_capped)::value, decltype(is_dropped)::value>, attention);
         if (op.shape.num_keys > 0)
           launch(issue.stream,
                  {attention_blocks(op.shape.num_keys, ByKeys::rows, attention.units, parts), attention_threads,
                   ByKeys::bytes},
-                 differentiate_keys<S, columns, decltype(is_capped)::value>, attention);
+                 differentiate_keys<S, columns, decltype(is_capped)::value, decltype(is_dropped)::value>, attention);
       });
     });
   }

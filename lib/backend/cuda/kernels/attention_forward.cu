@@ -94,7 +94,7 @@ __device__ inline void add_scores(Softmax<stack>& rows, WarpSums<stack, walk>& s
   }
 }
 
-template <class S, int columns, bool is_capped>
+template <class S, int columns, bool is_capped, bool is_dropped>
 __global__ void __launch_bounds__(attention_threads, 2) attend(const Attention<S> op) {
   using Tiles = ForwardTiles<S, columns>;
   constexpr int stack = Tiles::stack;
@@ -153,6 +153,10 @@ __global__ void __launch_bounds__(attention_threads, 2) attend(const Attention<S
     S* const key = stages + stage;
     S* const value = key + Tiles::stage_elements / 2;
     const bool is_needed = sees_any(seen.by_any, first, walk);
+    [[maybe_unused]] unsigned kept[kept_words<stack, walk>] = {};
+    if constexpr (is_dropped)
+      if (is_needed)
+        kept_in_rows<stack, walk>(op.dropped, dropout_rows(op, head.batch, head.head), first_row, first, kept);
     WarpSums<stack, walk> scores = {};
     for (int part = 0; part < parts; ++part) {
       const Part of = part_of<columns>(op.head_size, part);
@@ -173,6 +177,16 @@ __global__ void __launch_bounds__(attention_threads, 2) attend(const Attention<S
     if (!scale.is_late || !sees_all(seen.by_all, first, walk))
       hide_scores<stack, walk>(scores, seen, op.num_keys, first, scale.factor);
     add_scores<S, stack, walk, columns>(rows, scores, scale.scale, output);
+    if constexpr (is_dropped) {
+#pragma unroll
+      for (int band = 0; band < stack; ++band) {
+#pragma unroll
+        for (int j = 0; j < walk / 8; ++j) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) scores[band][j][e] = is_kept<walk>(kept, band, j, e) ? scores[band][j][e] : 0.0F;
+        }
+      }
+    }
     multiply_values<S, stack, walk, columns>(output, scores, value, own.width, scratch);
   }
   wait_for_copies();  // of a tile without keys
@@ -183,7 +197,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attend(const Attention<S
     float total = rows.total[i / 2][i % 2];
     total += __shfl_xor_sync(all_lanes, total, 1);
     total += __shfl_xor_sync(all_lanes, total, 2);
-    factors[i / 2][i % 2] = 1.0F / total;
+    factors[i / 2][i % 2] = (is_dropped ? op.dropped.factor : 1.0F) / total;
     const std::int64_t t = first_row + lane / 4 + i * 8;
     if (op.log_sum_exp != nullptr && own_part == 0 && lane % 4 == 0 && t < op.num_queries) {
       const std::int64_t heads = op.kv_heads * op.group;
@@ -201,7 +215,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attend(const Attention<S
 template <class S>
 void compute(const Issue& issue, const AttentionForward& op) {
   if (sizeof(S) == 2 && issue.attention != nullptr && issue.attention->issue(issue.stream, issue.workspace, op)) return;
-  Attention<S> attention = cuda::attention<S>(op.shape, op.document_start);
+  Attention<S> attention = cuda::attention<S>(op.shape, op.document_start, op.dropout);
   if (attention.units == 0 || op.shape.num_queries == 0) return;
   attention.query = operand<S>(op.query);
   attention.key = operand<S>(op.key);
@@ -212,11 +226,11 @@ void compute(const Issue& issue, const AttentionForward& op) {
       operands_fit_packs<S>(op.shape, {op.query, op.key, op.value, {op.output.values, op.output.row_stride}});
   with_columns<S>(op.shape.head_size, [&](auto columns, unsigned parts) {
     using Tiles = ForwardTiles<S, columns>;
-    with_cap(op.shape, [&](auto is_capped) {
+    with_variant(op.shape, op.dropout, [&](auto is_capped, auto is_dropped) {
       launch(issue.stream,
              {attention_blocks(op.shape.num_queries, Tiles::rows, attention.units * attention.group, parts),
               attention_threads, Tiles::bytes},
-             attend<S, columns, decltype(is_capped)::value>, attention);
+             attend<S, columns, decltype(is_capped)::value, decltype(is_dropped)::value>, attention);
     });
   });
 }

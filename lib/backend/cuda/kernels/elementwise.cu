@@ -2,6 +2,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "backend/cuda/kernels/dropout.h"
 #include "backend/cuda/kernels/kernels.h"
 #include "backend/cuda/kernels/launching.h"
 
@@ -238,6 +239,47 @@ __global__ void rotate(S* values, std::int64_t row_stride, std::int64_t heads, i
   }
 }
 
+// --- dropout ---
+
+// Where rows and columns lie in the samples' matrices.
+struct DropoutPlace {
+  std::int64_t sample_rows, first_row, blocks_of_row, first_column;
+};
+
+// `packs` of a row's columns, each of `width`; a thread has one. Wider than 1: blocks lie within packs.
+template <class S, int width>
+__global__ void drop(const S* input, const S* addend, S* output, DroppedBy by, DropoutPlace place, std::int64_t rows,
+                     std::int64_t packs, std::int64_t columns) {
+  const std::int64_t item = first_element<1>();
+  if (item >= rows * packs) return;
+  const std::int64_t column = item % packs * width;
+  const std::int64_t at = item / packs * columns + column;
+  const std::int64_t row = place.first_row + item / packs;
+  const std::int64_t sample = by.samples[row / place.sample_rows];
+  const std::int64_t of_matrix = place.first_column + column;
+  const std::int64_t block = row % place.sample_rows * place.blocks_of_row + of_matrix / 4;
+  float x[width];
+  load(input + at, columns - column, x);
+  if constexpr (width == 1) {
+    const std::uint32_t word = dropout_words(by, sample, block).at(static_cast<int>(of_matrix % 4));
+    x[0] = word < by.threshold ? 0.0F : x[0] * by.factor;
+  } else {
+#pragma unroll
+    for (int i = 0; i < width / 4; ++i) {
+      const unsigned kept = kept_bits(by, dropout_words(by, sample, block + i));
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[i * 4 + e] = (kept >> e & 1U) != 0 ? x[i * 4 + e] * by.factor : 0.0F;
+    }
+  }
+  if (addend != nullptr) {
+    float of_addend[width];
+    load(addend + at, columns - column, of_addend);
+#pragma unroll
+    for (int i = 0; i < width; ++i) x[i] += of_addend[i];
+  }
+  store(output + at, columns - column, x);
+}
+
 // --- sums, copies ---
 
 template <class S, int width>
@@ -412,6 +454,22 @@ void compute(const Issue& issue, const Add& op) {
 }
 
 template <class S>
+void compute(const Issue& issue, const Dropout& op) {
+  if (op.output.num_elements() == 0) return;
+  const auto* input = address<S>(op.input);
+  const auto* addend = address<S>(op.addend);
+  auto* output = address<S>(op.output);
+  const std::int64_t rows = op.input.shape()[0];
+  const std::int64_t columns = op.input.shape()[1];
+  const DropoutPlace place = {op.sample_rows, op.first_row, DropoutMask::first_block(1, op.columns), op.first_column};
+  with_width<S>(fits_packs<S>(columns, input, addend, output) && op.first_column % 4 == 0, [&](auto width) {
+    const std::int64_t packs = (columns + width - 1) / width;
+    launch(issue.stream, {blocks_for(rows * packs), threads_of_block}, drop<S, width>, input, addend, output,
+           dropped_by(op.mask), place, rows, packs, columns);
+  });
+}
+
+template <class S>
 void compute(const Issue& issue, const Scale& op) {
   if (op.output.num_elements() == 0) return;
   const auto* input = address<S>(op.input);
@@ -475,6 +533,7 @@ SCALETRAIN_FOR_COMPUTE_TYPES(ActivationForward)
 SCALETRAIN_FOR_COMPUTE_TYPES(ActivationBackward)
 SCALETRAIN_FOR_COMPUTE_TYPES(RopeRotate)
 SCALETRAIN_FOR_COMPUTE_TYPES(Add)
+SCALETRAIN_FOR_COMPUTE_TYPES(Dropout)
 SCALETRAIN_FOR_COMPUTE_TYPES(Scale)
 SCALETRAIN_FOR_COMPUTE_TYPES(SoftCap)
 SCALETRAIN_FOR_COMPUTE_TYPES(SoftCapBackward)

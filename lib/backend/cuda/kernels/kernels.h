@@ -36,6 +36,8 @@ void compute(const Issue& issue, const RopeRotate& op);
 template <class S>
 void compute(const Issue& issue, const Add& op);
 template <class S>
+void compute(const Issue& issue, const Dropout& op);
+template <class S>
 void compute(const Issue& issue, const Scale& op);
 template <class S>
 void compute(const Issue& issue, const SoftCap& op);

@@ -32,6 +32,10 @@ template <>
 constexpr DType dtype_of_element<std::int32_t>() {
   return DType::i32;
 }
+template <>
+constexpr DType dtype_of_element<std::int64_t>() {
+  return DType::i64;
+}
 
 // An operand's address; null where it is absent.
 template <class S>

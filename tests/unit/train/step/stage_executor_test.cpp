@@ -42,7 +42,7 @@ class FixedSource final : public MicroBatchSource {
       }
       starts = {0};
     };
-    return {fill_batch(samples, context, read, tensors), samples.front()};
+    return {fill_batch(samples, context, read, tensors)};
   }
 
  private:
