@@ -89,7 +89,7 @@ build_packages=(g++ cmake ninja-build pkg-config git ca-certificates libyaml-cpp
   libzstd-dev libsentencepiece-dev)
 test_packages=(doctest-dev vim-runtime ccache slurm-wlm munge)
 check_packages=(clang-format-14 clang-tidy-14)
-sanitizer_packages=(clang-14 libclang-rt-14-dev)  # fuzz targets too
+sanitizer_packages=(clang-14 libclang-rt-14-dev lld-14)  # fuzz targets too
 # Real English text for the quickstart: Vim's manual, under Vim's licence (free, compatible with the GPL).
 quickstart_packages=(vim-runtime)
 

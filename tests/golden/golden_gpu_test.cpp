@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "golden_average.h"
 #include "golden_documents.h"
 #include "golden_dropout.h"
 #include "golden_frozen.h"
@@ -51,11 +52,17 @@ TEST_CASE("golden_twenty_adamw_steps_with_a_shaped_loss_agree_with_pytorch_on_a_
   }
 }
 
+TEST_CASE("golden_averages_of_weights_agree_with_pytorch_on_a_gpu") {
+  if (is_gpu_missing()) return;
+  check_averages("llama_untied", make_gpu(DType::f32), 1e-6);
+}
+
 TEST_CASE("golden_twenty_adamw_steps_with_frozen_parameters_agree_with_pytorch_on_a_gpu") {
   if (is_gpu_missing()) return;
   for (const std::string& model : models_with_frozen) {
     CAPTURE(model);
     check_training(model, make_gpu(DType::f32), in_f32, with_frozen);
+    check_training(model, make_gpu(DType::f32), in_f32, with_unfrozen);
   }
 }
 

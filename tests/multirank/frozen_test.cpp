@@ -80,7 +80,8 @@ void check_stopped_on(const TestLayout& layout, TestBackend at_once, TestBackend
   CHECK(found.problem == "");
   CHECK(found.losses == expected.losses);
   CHECK(found.gradients.size() + 1 == expected.gradients.size());
-  for (const auto& [name, gradient] : found.gradients) CHECK_MESSAGE(gradient == expected.gradients.at(name), name);
+  for (const auto& entry : found.gradients)
+    CHECK_MESSAGE(entry.second == expected.gradients.at(entry.first), entry.first);
   CHECK(planned_calls_problem(found) == "");
   for (std::size_t rank = 0; rank < found.step_traces.size(); ++rank) {
     const Trace& trace = found.step_traces[rank];
@@ -179,10 +180,11 @@ TEST_CASE("frozen_weights_that_are_held_in_a_half_alone_train_to_the_same_bits_a
       CHECK(found.losses == with_masters.losses);
       CHECK(found.grad_norms == with_masters.grad_norms);
       CHECK(found.evaluation.loss_sum == with_masters.evaluation.loss_sum);
-      for (const auto& [name, values] : found.parameters) {
+      for (const auto& entry : found.parameters) {
+        const std::string& name = entry.first;
         const bool is_frozen = found.plan.table.find(name)->role == ParamRole::frozen;
         CHECK(found.plan.table.find(name)->dtype == (is_frozen ? half : DType::f32));
-        if (!is_frozen) CHECK_MESSAGE(values == with_masters.parameters.at(name), name);
+        if (!is_frozen) CHECK_MESSAGE(entry.second == with_masters.parameters.at(name), name);
       }
     }
   }

@@ -4,6 +4,8 @@
 #include "models.h"
 #include "process/tiny_run.h"
 #include "refusal.h"
+#include "support/chat_tokenizer.h"
+#include "support/temp_folder.h"
 
 namespace scaletrain {
 namespace {
@@ -54,6 +56,26 @@ TEST_CASE("evaluate_measures_answers_as_pytorch_does_of_each_record_alone") {
   check_refused(evaluate({"--records", "prompt_completion", "--chat-template", "chatml"}), 2,
                 {"--chat-template: nothing uses it with --records prompt_completion"});
   check_refused(evaluate({"--records", "chat"}), 2, {"--records", "prompt_completion"});
+}
+
+TEST_CASE("a_run_of_completions_says_what_ends_them_and_hands_it_on") {
+  const TempFolder folder;
+  const fs::path tokenizer = test::write_chat_tokenizer(folder);
+  write_file(tokenizer / "config.json", R"({"eos_token_id": )" + std::to_string(test::kTurnEnd) + "}");
+  write_file(folder / "pairs.jsonl", R"({"prompt": "a", "completion": "b"})"
+                                     "\n");
+  const Ended run = workspace().run(workspace().training(
+      "ends", {"data.tokenizer={type: bpe, path: " + tokenizer.string() + "}",
+               "data.train=[{path: " + (folder / "pairs.jsonl").string() + ", records: prompt_completion}]",
+               "data.validation=[]", "train.steps=1", "train.lr_schedule.warmup=0"}));
+  REQUIRE_MESSAGE(run.exit_code == 0, run.errors);
+  CHECK(run.says("; each ends with token 258 (eos_token_id of " + (tokenizer / "config.json").string() + ")"));
+  const fs::path out = workspace() / "ends-out";
+  const Ended end = workspace().run(
+      {"checkpoint", "export", (workspace() / "ends").string(), "--to", "huggingface", "--output", out.string()});
+  REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+  const nlohmann::json ends = nlohmann::json::parse(read_file(out / "generation_config.json")).at("eos_token_id");
+  CHECK(ends == nlohmann::json{256, 258});
 }
 
 }  // namespace

@@ -80,4 +80,12 @@ TEST_CASE("the memory of two replicas is the planned one, whatever ZeRO divides"
   }
 }
 
+// Four fifths of the layers, all of them before the first that trains: no masters, and nothing saved in them.
+TEST_CASE("the memory of a rank whose first layers are frozen in bf16 is the planned one") {
+  Config config = config_of({.layers = 20, .hidden = 512, .context = 192}, Precision::bf16);
+  config.finetune.freeze = {"embedding.*", "blocks.?.*",  "blocks.10.*", "blocks.11.*",
+                            "blocks.12.*", "blocks.13.*", "blocks.14.*", "blocks.15.*"};
+  check_memory(config);
+}
+
 }  // namespace scaletrain

@@ -321,6 +321,12 @@ TEST_CASE("phases come in their order, unfreeze what is frozen, and are told whe
       contains(override_errors({freeze, "finetune.unfreeze=[{step: 3}]"}), "finetune.unfreeze.0.patterns: is missing"));
   CHECK(contains(override_errors({freeze, "finetune.unfreeze=[{step: 0, patterns: [blocks.0.*]}]"}),
                  "finetune.unfreeze.0.step"));
+  const auto notices = [&](const std::string& steps) {
+    return load_text(kLeast, {freeze, "finetune.unfreeze=[" + first + "]", "train.steps=" + steps}).notices;
+  };
+  CHECK(notices("4").empty());
+  REQUIRE(notices("3").size() == 1);
+  CHECK(contains(notices("3")[0], "what joins after 3 steps is never trained, because the run has 3"));
 }
 
 TEST_CASE("keys that nothing would read are refused, their defaults are not") {

@@ -56,14 +56,13 @@ TEST_CASE("the templates of real tokenizers are known by their content, and give
     const std::string folder = known.first;
     const std::string name = known.second;
     CAPTURE(folder);
-    const auto path = shared_data("tokenizers/" + folder);
-    const ChatTemplate chat = ChatTemplate::of_folder(path);
+    const ChatTemplate chat = ChatTemplate::of_folder(shared_data("tokenizers/" + folder));
     CHECK(chat.name() == name);
-    const auto tokenizer = open_bpe(path);
-    CHECK(tokenizer->encode(chat.end_of_turn()).size() == 1);
+    const Tokenizer& tokenizer = real_tokenizer(folder);
+    CHECK(tokenizer.encode(chat.end_of_turn()).size() == 1);
     for (const nlohmann::json& one : golden.at(name)) {
       CAPTURE(one.at("messages").dump());
-      CHECK(tokenizer->encode(chat_text(chat.render(messages_of(one), one.at("invites")))) ==
+      CHECK(tokenizer.encode(chat_text(chat.render(messages_of(one), one.at("invites")))) ==
             one.at("ids").get<std::vector<std::int32_t>>());
     }
   }

@@ -122,17 +122,16 @@ TEST_CASE("a choice's tokens are those that the whole text has beyond the questi
       "{\"question\": \"The capital of France is\", \"choices\": [\"Paris\", \"Rome, Italy\"], \"answer\": 0}");
   for (const char* name : {"gpt2", "llama3", "qwen3"}) {
     CAPTURE(name);
-    const auto tokenizer = open_bpe(shared_data("tokenizers/" + std::string(name)));
-    const ChoiceTask task("t", path, *tokenizer, 64, "--task");
-    std::vector<std::int32_t> expected(tokenizer->before_document().begin(), tokenizer->before_document().end());
-    for (const std::int32_t token : tokenizer->encode("The capital of France is Rome, Italy"))
-      expected.push_back(token);
+    const Tokenizer& tokenizer = real_tokenizer(name);
+    const ChoiceTask task("t", path, tokenizer, 64, "--task");
+    std::vector<std::int32_t> expected(tokenizer.before_document().begin(), tokenizer.before_document().end());
+    for (const std::int32_t token : tokenizer.encode("The capital of France is Rome, Italy")) expected.push_back(token);
     const auto length = static_cast<std::size_t>(task.row_tokens(1));
     const ReadRow row = row_of(task, 1, length);
     CHECK(row.inputs == std::vector<std::int32_t>(expected.begin(), expected.end() - 1));
     std::vector<std::int32_t> scored;
     for (const std::int32_t target : row.targets)
       if (target >= 0) scored.push_back(target);
-    CHECK(scored == tokenizer->encode(" Rome, Italy"));
+    CHECK(scored == tokenizer.encode(" Rome, Italy"));
   }
 }

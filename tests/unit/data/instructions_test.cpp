@@ -121,12 +121,12 @@ TEST_CASE("conversations become the tokens of transformers, and its assistant ma
     const std::string& style = entry.key();
     const json& of_style = entry.value();
     CAPTURE(style);
-    const auto tokenizer = open_bpe(shared_data("tokenizers/" + of_style.at("tokenizer").get<std::string>()));
+    const Tokenizer& tokenizer = real_tokenizer(of_style.at("tokenizer").get<std::string>());
     for (const json& expected : of_style.at("records"))
-      check_encoded(encode(chat_rules(style), *tokenizer, {{"messages", expected.at("messages")}}), expected);
+      check_encoded(encode(chat_rules(style), tokenizer, {{"messages", expected.at("messages")}}), expected);
     if (!of_style.contains("plain")) continue;
     for (const json& expected : of_style.at("plain"))
-      check_encoded(encode(chat_rules(style), *tokenizer, {{"messages", expected.at("messages")}}), expected);
+      check_encoded(encode(chat_rules(style), tokenizer, {{"messages", expected.at("messages")}}), expected);
   }
 }
 
@@ -136,10 +136,10 @@ TEST_CASE("prompts and completions become the tokens of transformers, with the l
   for (const auto& entry : completions.items()) {
     const std::string& name = entry.key();
     CAPTURE(name);
-    const auto tokenizer = open_bpe(shared_data("tokenizers/" + name));
+    const Tokenizer& tokenizer = real_tokenizer(name);
     InstructionRules rules = completion_rules();
-    if (const auto end = completion_end({}, *tokenizer)) rules.end = end->token;
-    for (const json& expected : entry.value()) check_encoded(encode(rules, *tokenizer, expected), expected);
+    if (const auto end = completion_end({}, tokenizer)) rules.end = end->token;
+    for (const json& expected : entry.value()) check_encoded(encode(rules, tokenizer, expected), expected);
   }
 }
 

@@ -3,8 +3,8 @@
 #pragma once
 
 #include <doctest/doctest.h>
+#include <zlib.h>
 
-#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -15,6 +15,7 @@
 #include "base/file.h"
 #include "data/tokens/bpe/unicode.h"
 #include "data/tokens/tokenizer.h"
+#include "shared_data.h"
 
 namespace scaletrain {
 
@@ -23,7 +24,7 @@ inline nlohmann::json golden(const std::string& name) {
   return nlohmann::json::parse(read_text_file(folder / name, 64 << 20));
 }
 
-// CRC-32 as zlib has it, of the ids of texts, each behind their count.
+// CRC-32 of the ids of texts, each behind their count.
 class Checksum {
  public:
   void add(const std::vector<std::int32_t>& ids) {
@@ -32,29 +33,18 @@ class Checksum {
     count_ += ids.size();
   }
   void add_bytes(std::string_view bytes) {
-    for (const char c : bytes) add_byte(static_cast<unsigned char>(c));
+    crc_ = ::crc32(crc_, reinterpret_cast<const Bytef*>(bytes.data()), static_cast<uInt>(bytes.size()));
   }
   void add(std::uint32_t word) {
-    for (int byte = 0; byte < 4; ++byte, word >>= 8) add_byte(word & 0xff);
+    char bytes[4];
+    for (int byte = 0; byte < 4; ++byte, word >>= 8) bytes[byte] = static_cast<char>(word & 0xff);
+    add_bytes({bytes, 4});
   }
-  std::uint64_t value() const { return ~crc_; }
+  std::uint64_t value() const { return crc_; }
   std::uint64_t count() const { return count_; }
 
  private:
-  static std::array<std::uint32_t, 256> make_table() {
-    std::array<std::uint32_t, 256> table{};
-    for (std::uint32_t i = 0; i < 256; ++i) {
-      table[i] = i;
-      for (int bit = 0; bit < 8; ++bit) table[i] = table[i] >> 1 ^ ((table[i] & 1) != 0 ? 0xedb88320u : 0);
-    }
-    return table;
-  }
-  void add_byte(std::uint32_t byte) {
-    static const std::array<std::uint32_t, 256> table = make_table();
-    crc_ = table[(crc_ ^ byte) & 0xff] ^ crc_ >> 8;
-  }
-
-  std::uint32_t crc_ = ~0u;
+  uLong crc_ = 0;
   std::uint64_t count_ = 0;
 };
 
@@ -62,6 +52,23 @@ inline std::uint64_t checksum(const Tokenizer& tokenizer, const std::string& tex
   Checksum sum;
   sum.add(tokenizer.encode(text));
   return sum.value();
+}
+
+// Nine megabytes, by night; the gate has the other texts, of a megabyte each.
+inline constexpr const char* kLargestText = "sentences.jsonl";
+
+// A text of shared data: the count and the checksum of its ids, and that they are decoded to it, behind what `before`
+// is.
+inline void check_text(const Tokenizer& tokenizer, const std::string& file, const nlohmann::json& expected,
+                       const std::string& before = "") {
+  CAPTURE(file);
+  const std::string text = read_text_file(shared_data("text/" + file), 64 << 20);
+  Checksum sum;
+  const std::vector<std::int32_t> ids = tokenizer.encode(text);
+  sum.add(ids);
+  CHECK(sum.count() == expected[0]);
+  CHECK(sum.value() == expected[1]);
+  CHECK(tokenizer.decode(ids) == before + text);
 }
 
 inline std::string random_bytes(std::uint64_t seed, std::size_t size) {

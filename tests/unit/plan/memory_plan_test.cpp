@@ -337,9 +337,11 @@ TEST_CASE("the text lists every item and the sum") {
 }
 
 TEST_CASE("frozen parameters take what layers read of them and no more, with every division among replicas") {
-  for (const auto& [precision, offload] : {std::pair{Precision::bf16, OffloadKind::none},
-                                           {Precision::fp32, OffloadKind::host},
-                                           {Precision::bf16, OffloadKind::host}}) {
+  for (const auto& held : {std::pair{Precision::bf16, OffloadKind::none},
+                           {Precision::fp32, OffloadKind::host},
+                           {Precision::bf16, OffloadKind::host}}) {
+    const Precision precision = held.first;
+    const OffloadKind offload = held.second;
     for (const std::int64_t zero : {0, 1, 2, 3}) {
       CAPTURE(to_text(precision));
       CAPTURE(static_cast<int>(offload));
