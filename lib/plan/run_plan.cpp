@@ -14,6 +14,7 @@
 #include "config/layout_rules.h"
 #include "nn/finetune.h"
 #include "nn/lora.h"
+#include "optim/optimizer.h"
 #include "optim/weight_average.h"
 #include "plan/hosts.h"
 #include "plan/longest_wait.h"

@@ -259,19 +259,6 @@ Switch finetune_switch() {
                      run.config.finetune.learning_rates = {{"blocks.*.weight", 0.5}, {"*_norm.weight", 2.0}};
                      run.config.finetune.layer_decay = 0.75;
                    }},
-              // Everything before the last block joins in two steps, the tied tensor with the first of them. First
-              // gradients are those before anything joins.
-              {.name = "parts that join",
-               .is_possible = nullptr,
-               .apply =
-                   [](const Row&, LayoutRun& run) {
-                     const std::string last = "blocks." + std::to_string(run.config.model.layers - 1) + ".";
-                     run.config.finetune.freeze = {"embedding.*"};
-                     for (std::int64_t layer = 0; layer + 1 < run.config.model.layers; ++layer)
-                       run.config.finetune.freeze.push_back("blocks." + std::to_string(layer) + ".*");
-                     run.config.finetune.unfreeze = {{.step = 3, .patterns = {"embedding.token.*", "blocks.1.*"}},
-                                                     {.step = 6, .patterns = {"blocks.0.ffn.*"}}};
-                   }},
               // Of fused maps some and all; maps whose outputs and whose inputs are divided.
               {.name = "adapters of all maps",
                .is_possible = nullptr,

@@ -168,16 +168,16 @@ std::optional<Proof> parse_proof(std::string_view body) {
   return array_of(body);
 }
 
-std::string encode_verdict(const Verdict& verdict) {
+std::string encode_verdict(const HelloVerdict& verdict) {
   std::string body(1, verdict.accepted ? '\1' : '\0');
   if (verdict.accepted) body.append(text_of(verdict.proof));
   return body;
 }
 
-std::optional<Verdict> parse_verdict(std::string_view body) {
-  if (body == std::string_view("\0", 1)) return Verdict{};
+std::optional<HelloVerdict> parse_verdict(std::string_view body) {
+  if (body == std::string_view("\0", 1)) return HelloVerdict{};
   if (body.size() != 33 || body[0] != '\1') return std::nullopt;
-  return Verdict{.accepted = true, .proof = array_of(body.substr(1))};
+  return HelloVerdict{.accepted = true, .proof = array_of(body.substr(1))};
 }
 
 }  // namespace scaletrain

@@ -91,11 +91,11 @@ std::optional<Nonce> parse_hello(HelloSide side, std::string_view body);
 std::string encode_proof(const Proof& proof);
 std::optional<Proof> parse_proof(std::string_view body);
 
-struct Verdict {
+struct HelloVerdict {
   bool accepted = false;
   Proof proof{};  // the server's own, if accepted
 };
-std::string encode_verdict(const Verdict& verdict);
-std::optional<Verdict> parse_verdict(std::string_view body);
+std::string encode_verdict(const HelloVerdict& verdict);
+std::optional<HelloVerdict> parse_verdict(std::string_view body);
 
 }  // namespace scaletrain

@@ -131,7 +131,8 @@ TEST_CASE("commands, options, keys, values and files are offered where they may 
   CHECK(has(keys, "train.lr_schedule.type="));
   CHECK(has(keys, "data.train.0.weight="));
   CHECK(offered({"run", "c.yaml", "--set", "train.lr_schedule.type=co"}) ==
-        std::vector<std::string>{"train.lr_schedule.type=cosine", "train.lr_schedule.type=constant"});
+        std::vector<std::string>{"train.lr_schedule.type=cosine", "train.lr_schedule.type=constant",
+                                 "train.lr_schedule.type=cosine_restarts"});
   CHECK(offered({"run", "c.yaml", "--set=checkpoint.best=t"}) ==
         std::vector<std::string>{"--set=checkpoint.best=true"});
   CHECK(offered({"check", "c.yaml", "--set", "parallel.data="}) == std::vector<std::string>{"parallel.data=auto"});
@@ -139,7 +140,8 @@ TEST_CASE("commands, options, keys, values and files are offered where they may 
   // What would be refused is not offered.
   CHECK(offered({"check", "c.yaml", "--set", "train.lr_schedule.type="}) ==
         std::vector<std::string>{"train.lr_schedule.type=cosine", "train.lr_schedule.type=linear",
-                                 "train.lr_schedule.type=constant"});
+                                 "train.lr_schedule.type=constant", "train.lr_schedule.type=inverse_sqrt",
+                                 "train.lr_schedule.type=wsd", "train.lr_schedule.type=cosine_restarts"});
   CHECK(offered({"check", "c.yaml", "--set", "precision.compute="}) ==
         std::vector<std::string>{"precision.compute=auto", "precision.compute=fp32", "precision.compute=tf32",
                                  "precision.compute=bf16", "precision.compute=fp16"});

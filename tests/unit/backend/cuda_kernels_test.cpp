@@ -97,11 +97,12 @@ TEST_CASE("kernels_of_gpus_leave_the_attention_that_a_library_has_kernels_for_to
       // Of the last cases the first four are the library's, which has no kernels for the fifth.
       check_parity_of(*backend, "attention", {all.end() - 5, all.end()});
       CHECK(attention_runs_of_library() - before == runs_of_a_case * 4);
-      // Beyond the last key, with documents, of other strides, scaled to negative numbers, with a window or a cap: our
-      // own kernels'.
+      // Beyond the last key, with documents, of other strides, scaled to negative numbers, with a window, a cap or
+      // dropout: our own kernels'.
       std::vector<Case> others;
       for (std::size_t i = 0; i + 5 < all.size(); ++i)
-        if (i % 4 == 0 || contains(all[i].name, " window ") || contains(all[i].name, " capped "))
+        if (i % 4 == 0 || contains(all[i].name, " window ") || contains(all[i].name, " capped ") ||
+            contains(all[i].name, " dropping "))
           others.push_back(all[i]);
       check_parity_of(*backend, "attention", others);
       CHECK(attention_runs_of_library() - before == runs_of_a_case * 4);

@@ -123,8 +123,7 @@ TEST_CASE("every character belongs to what it belongs to in tokenizers, and is n
   // All patterns at once: a character is spelled once.
   std::vector<std::string> names = {kDigitPattern};
   for (const auto& item : all["properties"].items()) names.push_back(item.key());
-  std::vector<SplitPattern> patterns;
-  for (const std::string& name : names) patterns.emplace_back(name);
+  const std::vector<SplitPattern> patterns(names.begin(), names.end());
   std::vector<Checksum> sums(patterns.size());
   std::string text;
   for_characters([&](char32_t c) {
