@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/text.h"
@@ -11,6 +12,24 @@
 #include "support/sanitizers.h"
 
 using namespace scaletrain;
+
+namespace {
+
+// Whether a line begins with these words, however far apart.
+bool has_row(const std::string& text, const std::string& words) {
+  std::size_t begin = 0;
+  while (begin < text.size()) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    std::string line;
+    for (const char c : text.substr(begin, end - begin))
+      if (c != ' ' || (!line.empty() && line.back() != ' ')) line += c;
+    if (line.starts_with(words)) return true;
+    begin = end + 1;
+  }
+  return false;
+}
+
+}  // namespace
 
 TEST_CASE("stages whose ranks are in no group that sums are listed beside those that are") {
   Config config = planned_config();
@@ -231,19 +250,7 @@ TEST_CASE("traffic is told by collective, and by whether it leaves a host") {
   config.parallel.pipeline = 2;
   config.launch.ranks_per_node = 4;
   const PlanDescription description = describe_plan(config, make_run_plan(config, 61, std::nullopt), {.verbose = true});
-  const auto row = [&](const std::string& text) {
-    // The first words of a line, however far apart.
-    std::size_t begin = 0;
-    while (begin < description.text.size()) {
-      const std::size_t end = description.text.find('\n', begin);
-      std::string line;
-      for (const char c : description.text.substr(begin, end - begin))
-        if (c != ' ' || (!line.empty() && line.back() != ' ')) line += c;
-      if (line.starts_with(text)) return true;
-      begin = end + 1;
-    }
-    return false;
-  };
+  const auto row = [&](const std::string& words) { return has_row(description.text, words); };
   CHECK(row("tensor inside all-reduce activations "));
   CHECK(row("tensor inside all-gather softmax statistics - "));  // the head is on the last stage
   CHECK(row("data inside reduce-scatter gradients "));
@@ -256,6 +263,22 @@ TEST_CASE("traffic is told by collective, and by whether it leaves a host") {
   CHECK(json.at("groups")[2].at("hosts") == "across");
   for (const auto& sent : json.at("stages")[0].at("sent_per_rank_and_step"))
     if (sent.at("purpose") == "weights") CHECK(sent.at("collective") == "all-gather");
+}
+
+TEST_CASE("groups that ZeRO divides among are told, and what leaves a group") {
+  Config config = planned_config();
+  config.parallel.data = 8;
+  config.parallel.zero = 3;
+  config.parallel.zero_group = 4;
+  config.launch.ranks_per_node = 4;
+  const std::string text = describe_plan(config, make_run_plan(config, 61, std::nullopt), {.verbose = true}).text;
+  CHECK(has_row(text, "zero stage 3; divided among 4 replicas, 2 groups of them"));
+  CHECK(has_row(text, "shard 2 groups of 4 ranks; that of rank 0: 0, 1 .. 3"));
+  CHECK(has_row(text, "copies 4 groups of 2 ranks; that of rank 0: 0, 4"));
+  // Weights are gathered, and gradients scattered, inside a host.
+  CHECK(has_row(text, "shard inside all-gather weights "));
+  CHECK(has_row(text, "shard inside reduce-scatter gradients "));
+  CHECK(has_row(text, "copies across all-reduce gradients "));
 }
 
 TEST_CASE("ranks and groups are shown by pattern, and one by one where they are few") {
