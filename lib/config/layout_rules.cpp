@@ -147,9 +147,8 @@ class LayoutRules {
                          *group));
     else if (group && data_ && *data_ % *group != 0)
       refuse({"parallel.zero_group", "parallel.data"},
-             fmt::format("parallel.zero_group: groups of {} replicas do not divide the {} of parallel.data; use a "
-                         "divisor from 2 on, or auto",
-                         *group, *data_));
+             fmt::format("parallel.zero_group: groups of {} replicas do not divide the {} of parallel.data; use {}auto",
+                         *group, *data_, *data_ > 1 ? "a divisor from 2 on, or " : ""));
     if (parallel_.zero_reduce == ZeroReduceKind::step && parallel_.zero < 3)
       refuse({"parallel.zero_reduce", "parallel.zero"},
              fmt::format("parallel.zero_reduce: step at parallel.zero: {}: stages 0 and 1 sum gradients once a step "

@@ -76,6 +76,9 @@ class Notices {
           "parallel.zero: {} has no effect, because parallel.data is 1: it divides among replicas", parallel.zero));
     if (parallel.zero_reduce != ParallelConfig().zero_reduce && parallel.zero == 3 && parallel.data == 1)
       notices_.emplace_back("parallel.zero_reduce: step has no effect, because parallel.data is 1");
+    if (parallel.zero_group && parallel.zero_group == parallel.data)
+      notices_.push_back(
+          fmt::format("parallel.zero_group: {} is all of parallel.data, as auto is", *parallel.zero_group));
     if (config_.precision.reduce != PrecisionConfig().reduce && parallel.data == 1)
       notices_.push_back(fmt::format(
           "precision.reduce: {} has no effect, because parallel.data is 1: gradients travel between replicas",

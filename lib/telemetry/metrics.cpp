@@ -54,8 +54,9 @@ class Line {
         .add_bool("sequence", layout.sequence)
         .add("schedule", layout.schedule)
         .add("chunks", layout.chunks)
-        .add("zero", layout.zero)
-        .add("micro_batch", layout.micro_batch)
+        .add("zero", layout.zero);
+    if (layout.zero_group > 0) inner.add("zero_group", layout.zero_group);
+    inner.add("micro_batch", layout.micro_batch)
         .add("micro_batches", layout.micro_batches)
         .add("threads", layout.threads);
     return raw(key, inner.text_ + "}");
@@ -121,8 +122,9 @@ std::string layout_text(const LayoutRecord& layout, std::string_view device, std
   std::string schedule;
   if (layout.pipeline > 1) schedule = fmt::format(", schedule {}", layout.schedule);
   if (layout.chunks > 1) schedule += fmt::format(" with {} chunks", layout.chunks);
-  return fmt::format("{} ranks: data {} x tensor {} x pipeline {}{}, zero {}{}, {}, {}", layout.world, layout.data,
-                     layout.tensor, layout.pipeline, layout.sequence ? ", sequence" : "", layout.zero, schedule,
+  const std::string groups = layout.zero_group > 0 ? fmt::format(" in groups of {}", layout.zero_group) : "";
+  return fmt::format("{} ranks: data {} x tensor {} x pipeline {}{}, zero {}{}{}, {}, {}", layout.world, layout.data,
+                     layout.tensor, layout.pipeline, layout.sequence ? ", sequence" : "", layout.zero, groups, schedule,
                      batches, devices);
 }
 

@@ -34,10 +34,11 @@ struct LayoutRecord {
   std::int64_t data = 0;
   std::int64_t tensor = 0;
   std::int64_t pipeline = 0;
-  bool sequence = false;    // sequence parallel
-  std::string schedule{};   // "1f1b"
-  std::int64_t chunks = 0;  // of the model, per pipeline rank
-  std::int64_t zero = 0;    // 0 to 3
+  bool sequence = false;        // sequence parallel
+  std::string schedule{};       // "1f1b"
+  std::int64_t chunks = 0;      // of the model, per pipeline rank
+  std::int64_t zero = 0;        // 0 to 3
+  std::int64_t zero_group = 0;  // replicas that share one copy of what ZeRO divides; 0: all of them
   std::int64_t micro_batch = 0;
   std::int64_t micro_batches = 0;  // per replica and step
   std::int64_t threads = 0;        // of rank 0's kernels

@@ -61,6 +61,7 @@ class Fields {
             .schedule = in.text("schedule"),
             .chunks = in.integer("chunks"),
             .zero = in.integer("zero"),
+            .zero_group = in.integer_or_zero("zero_group"),
             .micro_batch = in.integer("micro_batch"),
             .micro_batches = in.integer("micro_batches"),
             .threads = in.integer("threads")};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <numeric>
 
 #include "base/numbers/philox.h"
 #include "support/philox_below.h"
@@ -21,7 +22,8 @@ class RandomTokens final : public MicroBatchSource {
     for (std::int32_t& id : tensors.targets) id = static_cast<std::int32_t>(philox_below(key, counter_++, vocab_));
     for (std::size_t i = 0; i < tensors.positions.size(); ++i)
       tensors.positions[i] = static_cast<std::int32_t>(i % context_);
-    return {static_cast<std::int64_t>(tensors.targets.size()), 0};
+    std::iota(tensors.samples.begin(), tensors.samples.end(), std::int64_t{0});
+    return {static_cast<std::int64_t>(tensors.targets.size())};
   }
 
  private:

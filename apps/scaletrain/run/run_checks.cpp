@@ -114,12 +114,20 @@ std::string smaller_text(const Config& config) {
   return fmt::format("a smaller {}model.context or model", config.train.micro_batch > 1 ? "train.micro_batch, " : "");
 }
 
+// What ZeRO would divide further.
+std::string zero_remedies(const Config& config, const PhasePlan& phase) {
+  if (phase.mesh.degree(Axis::data) == 1) return "";
+  std::string text;
+  if (config.parallel.zero < 3) text += fmt::format("; parallel.zero: 3 (it is {})", config.parallel.zero);
+  if (config.parallel.zero_reduce == ZeroReduceKind::step) text += "; parallel.zero_reduce: use";
+  if (phase.mesh.is_hierarchical()) text += "; parallel.zero_group: auto";
+  return text;
+}
+
 // Every key that would make the ranks of this host smaller, as far as it is not set so already.
 std::string remedies_text(const Config& config, const PhasePlan& phase, std::int64_t count) {
   std::string text = "What helps: " + smaller_text(config);
-  const bool has_replicas = phase.mesh.degree(Axis::data) > 1;
-  if (has_replicas && config.parallel.zero < 3)
-    text += fmt::format("; parallel.zero: 3 (it is {})", config.parallel.zero);
+  text += zero_remedies(config, phase);
   if (phase.mesh.degree(Axis::tensor) > 1 && !phase.sequence) text += "; parallel.sequence: true";
   if (phase.background_saves) text += "; checkpoint.background: false";
   if (count > 1) text += "; fewer ranks on this machine";
@@ -157,8 +165,7 @@ bool would_offload_help(const PhasePlan& phase, const std::vector<std::int64_t>&
 std::string gpu_remedies_text(const Config& config, const PhasePlan& phase, const std::vector<std::int64_t>& ranks) {
   const std::size_t count = ranks.size();
   std::string text = fmt::format("What helps: {}{}", count > 1 ? "one rank on each GPU; " : "", smaller_text(config));
-  if (phase.mesh.degree(Axis::data) > 1 && config.parallel.zero < 3)
-    text += fmt::format("; parallel.zero: 3 (it is {})", config.parallel.zero);
+  text += zero_remedies(config, phase);
   if (phase.mesh.degree(Axis::tensor) > 1 && !phase.sequence) text += "; parallel.sequence: true";
   if (config.train.recompute == RecomputeKind::none) text += "; train.recompute: selective or full";
   if (config.train.recompute == RecomputeKind::selective) text += "; train.recompute: full (it is selective)";

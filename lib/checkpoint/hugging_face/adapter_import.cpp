@@ -57,9 +57,17 @@ void refuse_other_kinds(const json& config, const std::string& where) {
   };
   if (const json type = config.value("peft_type", json("LORA")); type != "LORA") refuse("peft_type", type);
   if (const json bias = config.value("bias", json("none")); bias != "none") refuse("bias", bias);
-  for (const char* key : {"use_rslora", "use_dora", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern",
-                          "trainable_token_indices", "target_parameters", "layers_to_transform"})
+  for (const char* key :
+       {"use_rslora", "use_dora", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern",
+        "trainable_token_indices", "target_parameters", "layers_to_transform", "layer_replication",
+        "alora_invocation_tokens", "use_bdlora", "use_qalora", "arrow_config", "velora_config", "monteclora_config"})
     if (const auto found = config.find(key); found != config.end() && says_something(*found)) refuse(key, *found);
+  // These change the model's own weights too, where peft loads them.
+  if (const auto init = config.find("init_lora_weights"); init != config.end() && init->is_string()) {
+    const std::string kind = init->get<std::string>();
+    for (const char* changes : {"pissa", "olora", "corda", "loftq"})
+      if (kind.starts_with(changes)) refuse("init_lora_weights", *init);
+  }
 }
 
 double number_of(const json& config, const char* key, const std::string& where) {

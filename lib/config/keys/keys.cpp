@@ -297,10 +297,12 @@ void add_parallel(KeyTable<Config>& table) {
            "products of linear maps (GPUs alone).",
            with_notice},
           optional(EnumCodec<Precision>(), "auto"), FIELD(precision.compute)));
-  table.push_back(
-      top({"precision.reduce", "", "Type in which gradients travel between replicas; they are summed and kept in fp32.",
-           with_notice},
-          EnumCodec<Precision>(), FIELD(precision.reduce)));
+  table.push_back(top(
+      {"precision.reduce", "",
+       "Type in which gradients travel between replicas; they are summed and kept in fp32. Sums between the groups of "
+       "zero_group travel in fp32.",
+       with_notice},
+      EnumCodec<Precision>(), FIELD(precision.reduce)));
   table.push_back(top({"precision.loss_scale", "",
                        "Factor on the loss, so that small gradients do not become zero (compute: fp16 alone); dynamic: "
                        "found as it goes.",

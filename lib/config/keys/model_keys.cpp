@@ -119,20 +119,19 @@ void add_model(KeyTable<Config>& table) {
                        "probabilities, and of what attention and the ffn add to the residual stream.",
                        never},
                       probability, FIELD(model.dropout)));
-  const auto as_all = [](const ModelConfig& model) { return number_text(model.dropout); };
-  table.push_back(
-      spelled_out(top({"model.embedding_dropout", "", "Of what the embedding gives; auto: model.dropout.", never},
-                      optional(probability, "auto"), FIELD(model.embedding_dropout)),
-                  as_all));
-  table.push_back(
-      spelled_out(top({"model.attention_dropout", "", "Of attention's probabilities; auto: model.dropout.", never},
-                      optional(probability, "auto"), FIELD(model.attention_dropout)),
-                  as_all));
-  table.push_back(
-      spelled_out(top({"model.residual_dropout", "",
-                       "Of what attention and the ffn add to the residual stream; auto: model.dropout.", never},
-                      optional(probability, "auto"), FIELD(model.residual_dropout)),
-                  as_all));
+  table.push_back(spelled_out(
+      top({"model.embedding_dropout", "", "Of what the embedding gives; auto: model.dropout.", never},
+          optional(probability, "auto"), FIELD(model.embedding_dropout)),
+      [](const ModelConfig& model) { return number_text(model.embedding_dropout.value_or(model.dropout)); }));
+  table.push_back(spelled_out(
+      top({"model.attention_dropout", "", "Of attention's probabilities; auto: model.dropout.", never},
+          optional(probability, "auto"), FIELD(model.attention_dropout)),
+      [](const ModelConfig& model) { return number_text(model.attention_dropout.value_or(model.dropout)); }));
+  table.push_back(spelled_out(
+      top({"model.residual_dropout", "",
+           "Of what attention and the ffn add to the residual stream; auto: model.dropout.", never},
+          optional(probability, "auto"), FIELD(model.residual_dropout)),
+      [](const ModelConfig& model) { return number_text(model.residual_dropout.value_or(model.dropout)); }));
   table.push_back(top({"model.init.type", "", "Distribution of the initial weights.", never}, EnumCodec<InitKind>(),
                       FIELD(model.init.type)));
   table.push_back(

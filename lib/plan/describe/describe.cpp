@@ -352,8 +352,13 @@ std::string trained_text(const PlanFacts& facts) {
                         grouped_digits(static_cast<std::uint64_t>(parameters)), counted(step, "step"));
   if (frozen > 0) {
     text += fmt::format("; {} are frozen", grouped_digits(static_cast<std::uint64_t>(frozen)));
+    const auto& parameters = phase.table.parameters();
+    const bool are_stored = std::any_of(parameters.begin(), parameters.end(), [](const Parameter& parameter) {
+      return parameter.role == ParamRole::frozen && !parameter.in_base;
+    });
     if (phase.compute != DType::f32)
-      text += fmt::format(", and held and stored in {}", to_text(facts.config.compute_precision()));
+      text +=
+          fmt::format(", and held{} in {}", are_stored ? " and stored" : "", to_text(facts.config.compute_precision()));
   }
   return text;
 }

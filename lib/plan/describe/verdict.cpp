@@ -41,6 +41,20 @@ Family higher_zero(const Config& config, const Mesh& mesh) {
   return family;
 }
 
+// Back to what divides most.
+Family fewer_copies(const Config& config) {
+  Family family;
+  if (config.parallel.zero_group)
+    family.push_back({"parallel.zero_group", "auto", [](Config& c) { c.parallel.zero_group.reset(); }});
+  return family;
+}
+Family sums_at_use(const Config& config) {
+  Family family;
+  if (config.parallel.zero_reduce == ZeroReduceKind::step)
+    family.push_back({"parallel.zero_reduce", "use", [](Config& c) { c.parallel.zero_reduce = ZeroReduceKind::use; }});
+  return family;
+}
+
 Family more_recomputation(const Config& config) {
   Family family;
   for (const RecomputeKind kind : {RecomputeKind::selective, RecomputeKind::full})
@@ -70,7 +84,8 @@ std::vector<Family> families_of(const VerdictQuestion& question, const MemoryBud
   const MemoryBudget::Kind kind = budget.kind;
   const Config& config = question.config;
   const Mesh& mesh = question.phase.mesh;
-  std::vector<Family> families = {smaller_micro_batches(config), higher_zero(config, mesh)};
+  std::vector<Family> families = {smaller_micro_batches(config), higher_zero(config, mesh), sums_at_use(config),
+                                  fewer_copies(config)};
   if (config.parallel.tensor > 1 && !config.parallel.sequence)
     families.push_back({{"parallel.sequence", "true", [](Config& c) { c.parallel.sequence = true; }}});
   if (config.parallel.schedule == ScheduleKind::gpipe && config.parallel.pipeline > 1)

@@ -129,8 +129,10 @@ void check_resume_from(const Checkpoint& checkpoint, const LoadedConfig& loaded,
         fmt::format("{}: {} in the checkpoint, {} now", difference.path, difference.before, difference.after);
     if (difference.rule == ResumeRule::never) refused += "\n  " + loaded.located(text);
     // What another mix means is told by those who open the data (data_report.h).
-    if (difference.rule == ResumeRule::with_notice && difference.path != "data.train")
-      report("notice: this resume changes " + text);
+    if (difference.rule != ResumeRule::with_notice || difference.path == "data.train") continue;
+    const bool rounds_frozen = difference.path == "precision.compute" && !now.finetune.freeze.empty();
+    report("notice: this resume changes " + text +
+           (rounds_frozen ? "; frozen weights are kept in that type from here on" : ""));
   }
   if (!has_same_tokenizer(checkpoint, now))
     refused += "\n  " + loaded.located("data.tokenizer.path: its files hold another tokenizer than the checkpoint's");

@@ -42,6 +42,7 @@ LayoutRecord layout_of(const WorkerParts& parts) {
           .schedule = std::string(to_text(phase.schedule_kind)),
           .chunks = phase.chunks,
           .zero = parts.config.parallel.zero,
+          .zero_group = phase.mesh.is_hierarchical() ? phase.mesh.shards() : 0,
           .micro_batch = phase.micro_batch.samples,
           .micro_batches = phase.num_micro_batches,
           .threads = parts.backend->num_threads()};

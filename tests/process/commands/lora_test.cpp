@@ -209,11 +209,19 @@ TEST_CASE("adapters_of_pefts_are_what_a_run_begins_as_and_others_than_the_config
                        "--set", "finetune.lora={from: " + adapter + ", rank: 2}"}),
       2, {theirs});
   const std::string config = read_file(fs::path(adapter) / "adapter_config.json");
-  nlohmann::json other = nlohmann::json::parse(config);
-  other["use_rslora"] = true;
-  write_file(fs::path(adapter) / "adapter_config.json", other.dump());
-  check_refused(begun("lora-refused", ", rank: 4, alpha: 8"), 3,
-                {"finetune.lora.from: ", "\"use_rslora\" is true, which is not supported"});
+  const auto refuses = [&](const char* key, const nlohmann::json& value) {
+    nlohmann::json other = nlohmann::json::parse(config);
+    other[key] = value;
+    write_file(fs::path(adapter) / "adapter_config.json", other.dump());
+    check_refused(
+        begun("lora-refused", ", rank: 4, alpha: 8"), 3,
+        {"finetune.lora.from: ", "\"" + std::string(key) + "\" is " + value.dump(), "which is not supported"});
+  };
+  refuses("use_rslora", true);
+  // peft changes the model's own weights, too, when it loads such adapters.
+  refuses("init_lora_weights", "pissa_niter_4");
+  refuses("init_lora_weights", "olora");
+  refuses("alora_invocation_tokens", {3, 4});
   write_file(fs::path(adapter) / "adapter_config.json", config);
 
   // Adapters are no model.

@@ -76,6 +76,9 @@ Config random_config(std::uint64_t seed) {
     c.model.rope_scaling = {RopeScalingKind::llama3, 1.5 + dice.share(), dice.share(), 2 + dice.share(),
                             dice.whole(1, 1 << 20)};
   c.model.tie_embeddings = dice.coin();
+  c.model.dropout = dice.share();
+  for (auto* const of_site : {&c.model.embedding_dropout, &c.model.attention_dropout, &c.model.residual_dropout})
+    if (dice.coin()) *of_site = dice.share();
   c.model.init = {InitKind::he, dice.share(), dice.coin(), dice.maybe_text()};
   c.data.documents.loss_across = dice.coin();
   if (dice.coin()) c.data.documents.attention = DocumentAttention::within;
@@ -200,6 +203,14 @@ TEST_CASE("random configs read back equal, to the bit") {
     CAPTURE(yaml);
     const Config back = parse_resolved_config(yaml, "manifest");
     CHECK(compare_configs(config, back).empty());
+    // What is spelled out is the member's own value, and not another's.
+    const ModelConfig& before = config.model;
+    const ModelConfig& after = back.model;
+    for (auto* const site :
+         {&ModelConfig::embedding_dropout, &ModelConfig::attention_dropout, &ModelConfig::residual_dropout})
+      CHECK((after.*site).value_or(after.dropout) == (before.*site).value_or(before.dropout));
+    CHECK(after.head_size() == before.head_size());
+    CHECK(after.qkv_bias.value_or(after.bias) == before.qkv_bias.value_or(before.bias));
     CHECK(back.run.directory == config.run.directory);
     CHECK(back.run.seed == config.run.seed);
     CHECK(std::bit_cast<std::uint64_t>(back.model.norm_epsilon) ==

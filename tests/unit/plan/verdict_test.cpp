@@ -135,6 +135,22 @@ TEST_CASE("what would make a plan fit is the smallest change of each key, and ha
   for (const json& entry : verdict.at("fits_with")) CHECK(entry.at("bytes").get<std::uint64_t>() <= memory);
 }
 
+TEST_CASE("what makes ZeRO divide less is offered to be taken back") {
+  Config config = gpt2();
+  config.parallel.data = 8;
+  config.parallel.zero = 3;
+  const std::uint64_t memory = device_bytes(config);
+  config.parallel.zero_group = 2;
+  CHECK(device_bytes(config) > memory);
+  CHECK(bytes_with(told(config, device_of(memory)).plan.at("verdict").at("fits_with"), "parallel.zero_group: auto") ==
+        memory);
+  config.parallel.zero_group.reset();
+  config.parallel.zero_reduce = ZeroReduceKind::step;
+  CHECK(device_bytes(config) > memory);
+  CHECK(bytes_with(told(config, device_of(memory)).plan.at("verdict").at("fits_with"), "parallel.zero_reduce: use") ==
+        memory);
+}
+
 TEST_CASE("offload is offered where it makes a device's plan fit, with what it takes of the host") {
   Config config = gpt2();
   config.run.device = DeviceKind::cuda;

@@ -237,6 +237,9 @@ TEST_CASE("a layout is told in one line") {
                      .micro_batches = 1,
                      .threads = 1}) ==
         "2 ranks: data 2 x tensor 1 x pipeline 1, zero 0, 1 micro-batch of 4, 1 thread per rank");
+  LayoutRecord in_groups = eight_ranks();
+  in_groups.zero_group = 2;
+  CHECK(layout_text(in_groups).find(", zero 2 in groups of 2, schedule") != std::string::npos);
   CHECK(layout_text({.world = 1, .micro_batch = 4, .micro_batches = 2, .threads = 2}) ==
         "1 rank, 2 micro-batches of 4, 2 threads");
   CHECK(layout_text({.world = 1, .micro_batch = 4, .micro_batches = 2, .threads = 1}, "NVIDIA H100 80GB HBM3") ==
