@@ -272,13 +272,13 @@ void Checkpoint::use_averages() {
   const std::string suffix = state_tensor_name("", average_state);
   if (std::none_of(impl_->tensors.begin(), impl_->tensors.end(),
                    [&](const auto& tensor) { return tensor.first.ends_with(suffix); }))
-    throw InputError(
+    throw UserError(
         fmt::format("{}: the checkpoint holds no averages of its weights: it was trained without "
                     "train.ema",
                     impl_->folder.string()));
   const auto updates = impl_->manifest.scalars.find("updates");
   if (updates != impl_->manifest.scalars.end() && updates->second == "0")
-    throw InputError(fmt::format("{}: the checkpoint has no averages yet: it was saved before the first update",
+    throw UserError(fmt::format("{}: the checkpoint has no averages yet: it was saved before the first update",
                                  impl_->folder.string()));
   impl_->uses_averages = true;
 }

@@ -39,7 +39,7 @@ class Checkpoint {
   // of some MiB at most.
   void load(ParamStore& store, Stream& stream, bool with_optimizer_state, WorkCount* work = nullptr) const;
   // From here on read() and load() give of every parameter that has one the average that train.ema kept of it, in place
-  // of its weights. InputError if the checkpoint has none, or none yet.
+  // of its weights. UserError if the checkpoint has none, or none yet.
   void use_averages();
   // Reads every byte of every file against its checksums.
   void verify() const;

@@ -131,6 +131,11 @@ class Notices {
 
   void add_learning_rate() {
     const TrainConfig& train = config_.train;
+    if (train.batch_ramp && train.steps && train.batch_ramp->steps >= *train.steps)
+      notices_.push_back(
+          fmt::format("train.batch_ramp: the batch never comes to train.global_batch {}, for which the learning rate is, "
+                      "because it grows for {} steps and the run has {}",
+                      train.global_batch, train.batch_ramp->steps, *train.steps));
     const auto& scaling = train.optimizer.scale_with_batch;
     if (!scaling) return;
     notices_.push_back(fmt::format(
@@ -172,6 +177,8 @@ class Notices {
     const std::string reason = "has no effect, because data.validation names no set";
     if (config_.evaluate.tasks.empty() && config_.evaluate.every != fallback.every && config_.evaluate.every != 0)
       notices_.push_back(fmt::format("evaluate.every: {} {}", config_.evaluate.every, reason));
+    if (config_.evaluate.ema && config_.evaluate.tasks.empty())
+      notices_.push_back(fmt::format("evaluate.ema: true {}", reason));
     if (config_.evaluate.batches != fallback.batches)
       notices_.push_back(fmt::format("evaluate.batches: {} {}", config_.evaluate.batches, reason));
   }

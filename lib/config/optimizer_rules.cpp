@@ -85,4 +85,11 @@ std::vector<OptimizerProblem> optimizer_problems(const OptimizerConfig& optimize
   return problems;
 }
 
+bool may_offload(const Config& config) {
+  OptimizerConfig offloaded = config.train.optimizer;
+  if (offloaded.offload != OffloadKind::none) return false;
+  offloaded.offload = OffloadKind::host;
+  return optimizer_problems(offloaded).empty();
+}
+
 }  // namespace scaletrain

@@ -26,5 +26,7 @@ struct OptimizerProblem {
   std::string reason;
 };
 std::vector<OptimizerProblem> optimizer_problems(const OptimizerConfig& optimizer);
+// Whether offload: host could be asked for, and is not yet.
+bool may_offload(const Config& config);
 
 }  // namespace scaletrain

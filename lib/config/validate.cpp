@@ -233,6 +233,11 @@ class Rules : private RuleScope {
         are_fine({"finetune.unfreeze", "finetune.freeze"}))
       refuse({"finetune.unfreeze", "finetune.freeze"},
              "nothing is frozen that could join; name with finetune.freeze what is not trained from the start");
+    for (std::size_t i = 0; i < phases.size(); ++i) {
+      const std::string path = fmt::format("finetune.unfreeze.{}.patterns", i);
+      if (phases[i].patterns.empty() && are_fine({path}))
+        refuse({path}, "is empty: name the parameters that join, or remove the phase");
+    }
     for (std::size_t i = 1; i < phases.size(); ++i) {
       const std::string path = fmt::format("finetune.unfreeze.{}.step", i);
       if (are_fine({path, fmt::format("finetune.unfreeze.{}.step", i - 1)}) && phases[i].step <= phases[i - 1].step)

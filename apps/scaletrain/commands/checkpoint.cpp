@@ -240,9 +240,8 @@ ExitCode export_as_adapter(const ExportArguments& arguments) {
 ExitCode export_model(const ExportArguments& arguments) {
   check_format(arguments);
   if (arguments.adapter) return export_as_adapter(arguments);
-  LocatedModel located = choose_model(arguments.path, arguments.best);
+  LocatedModel located = choose_model(arguments.path, arguments.best, arguments.averages);
   located.base = arguments.base;
-  located.averages = arguments.averages;
   if (arguments.format == "gguf")
     return export_as_gguf(located, {.file = arguments.output,
                                     .dtype = arguments.dtype,

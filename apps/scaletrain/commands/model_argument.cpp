@@ -13,9 +13,8 @@ namespace scaletrain {
 namespace {
 
 LocatedModel locate(const ModelArgument& argument) {
-  LocatedModel located = choose_model(argument.path, argument.best);
+  LocatedModel located = choose_model(argument.path, argument.best, argument.averages);
   located.base = argument.base;
-  located.averages = argument.averages;
   if (located.source == ModelSource::checkpoint && !argument.tokenizer.empty())
     throw UserError("--tokenizer: " + located.path.string() +
                     " is a checkpoint of scaletrain, which has its own tokenizer; remove the option (it is for Hugging "

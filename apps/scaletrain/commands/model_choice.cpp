@@ -30,6 +30,7 @@ struct BestSoFar {
   std::string metric;          // empty: the run watches none any more
   std::optional<double> loss;  // of the evaluation at `loss_step`
   std::int64_t loss_step = 0;
+  bool of_averages = false;  // the loss is that of the averages (evaluate.ema)
 };
 
 std::optional<BestSoFar> best_so_far(const fs::path& newest) {
@@ -41,16 +42,18 @@ std::optional<BestSoFar> best_so_far(const fs::path& newest) {
                  .metric = {},
                  .loss = state.early_stop.best,
                  .loss_step = state.early_stop.best_step};
-  if (const auto policy = parse_resolved_config(manifest.config, where + ": config").early_stop)
-    best.metric = policy->metric;
+  const Config config = parse_resolved_config(manifest.config, where + ": config");
+  if (config.early_stop) best.metric = config.early_stop->metric;
+  best.of_averages = config.evaluate.ema;
   return best;
 }
 
-// " (validation/web/loss 2.3451)", as far as it is known.
-std::string loss_of(const CatalogEntry& entry, const BestSoFar& best) {
+// " (validation/web/loss 2.3451)", as far as it is known. averages: they are taken.
+std::string loss_of(const CatalogEntry& entry, const BestSoFar& best, bool averages) {
   // Where the save of a later, better state failed, the loss is of that one.
   const bool is_its_loss = best.loss && best.loss_step == entry.step && !best.metric.empty();
-  return is_its_loss ? fmt::format(" ({} {})", best.metric, loss_text(*best.loss)) : "";
+  const std::string of = best.of_averages && !averages ? ", measured on its averages: --ema takes them" : "";
+  return is_its_loss ? fmt::format(" ({} {}{})", best.metric, loss_text(*best.loss), of) : "";
 }
 
 const CatalogEntry* find_save(const std::vector<CatalogEntry>& entries, const std::string& save_id) {
@@ -59,7 +62,7 @@ const CatalogEntry* find_save(const std::vector<CatalogEntry>& entries, const st
   return found == entries.end() ? nullptr : &*found;
 }
 
-void choose_best(const fs::path& run, const std::optional<BestSoFar>& known, LocatedModel& located) {
+void choose_best(const fs::path& run, const std::optional<BestSoFar>& known, bool averages, LocatedModel& located) {
   if (!known)
     throw InputError(
         fmt::format("--best: {}: no checkpoint is pinned as the best: that takes early_stop with checkpoint.best, and "
@@ -73,7 +76,8 @@ void choose_best(const fs::path& run, const std::optional<BestSoFar>& known, Loc
                     run.string(), known->save_id));
   located.path = best->path;
   write_message(
-      fmt::format("using {} (step {}), the best one{}", best->path.string(), best->step, loss_of(*best, *known)));
+      fmt::format("using {} (step {}), the best one{}{}", best->path.string(), best->step,
+                  loss_of(*best, *known, averages), averages ? ", its averages" : ""));
 }
 
 // Which of the run's checkpoints to take in place of the chosen one; empty where there is none. By the manifests alone:
@@ -100,14 +104,15 @@ std::string older_text(const LocatedModel& located) {
   return {};
 }
 
-void tell_newest(const std::optional<BestSoFar>& known, const LocatedModel& located) {
+void tell_newest(const std::optional<BestSoFar>& known, bool averages, const LocatedModel& located) {
   const CatalogEntry& newest = located.checkpoints.front();
   const CatalogEntry* const best = known ? find_save(located.checkpoints, known->save_id) : nullptr;
   std::string text = fmt::format("using {} (step {}), the newest", newest.path.string(), newest.step);
   if (best == &newest) text += " and the best one";
   if (best != nullptr && best != &newest)
     text += fmt::format("; {}{} is pinned as the best: --best takes it", best->path.filename().string(),
-                        loss_of(*best, *known));
+                        loss_of(*best, *known, averages));
+  if (averages) text += "; its averages";
   write_message(text);
 }
 
@@ -126,8 +131,9 @@ void declare_averages(CLI::App& command, bool& averages) {
   command.add_flag("--ema", averages, "The averages of the weights, of a run with train.ema, in place of the weights");
 }
 
-LocatedModel choose_model(const fs::path& path, bool best) {
+LocatedModel choose_model(const fs::path& path, bool best, bool averages) {
   LocatedModel located = locate_model(path);
+  located.averages = averages;
   if (located.checkpoints.empty()) {
     if (best)
       throw UserError(
@@ -145,9 +151,9 @@ LocatedModel choose_model(const fs::path& path, bool best) {
     write_message(fmt::format("which checkpoint is the best is unknown: {}", error.what()));
   }
   if (best) {
-    choose_best(path, known, located);
+    choose_best(path, known, averages, located);
   } else {
-    tell_newest(known, located);
+    tell_newest(known, averages, located);
   }
   return located;
 }
@@ -164,8 +170,8 @@ void with_older_named(const LocatedModel& located, const std::function<void()>& 
   }
 }
 
-LocatedModel choose_checkpoint(const fs::path& path, bool best) {
-  LocatedModel located = choose_model(path, best);
+LocatedModel choose_checkpoint(const fs::path& path, bool best, bool averages) {
+  LocatedModel located = choose_model(path, best, averages);
   if (located.source != ModelSource::checkpoint)
     throw InputError(fmt::format("{} is a Hugging Face folder, not a checkpoint of scaletrain", path.string()));
   return located;

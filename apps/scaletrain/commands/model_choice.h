@@ -24,10 +24,11 @@ void declare_averages(CLI::App& command, bool& averages);
 // run folder is taken, whether another is pinned as the best, and which were passed over and why. UserError if `best`
 // and the path is no run folder; InputError if it is, and has no checkpoint that counts as the best; else as for
 // locate_model.
-LocatedModel choose_model(const std::filesystem::path& path, bool best);
+// averages: they are taken (--ema).
+LocatedModel choose_model(const std::filesystem::path& path, bool best, bool averages = false);
 
 // The same for what only checkpoints of ours have; InputError for a Hugging Face folder.
-LocatedModel choose_checkpoint(const std::filesystem::path& path, bool best);
+LocatedModel choose_checkpoint(const std::filesystem::path& path, bool best, bool averages = false);
 
 // Does something with the chosen checkpoint. Where that finds it damaged, the InputError also names the next older one
 // of the run, which is not read for that, and how to use it.

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "commands/commands.h"
+#include "config/optimizer_rules.h"
 #include "host/machine.h"
 #include "host/run_lock.h"
 #include "launch/workers/start_needs.h"
@@ -169,7 +170,7 @@ std::string gpu_remedies_text(const Config& config, const PhasePlan& phase, cons
   if (phase.mesh.degree(Axis::tensor) > 1 && !phase.sequence) text += "; parallel.sequence: true";
   if (config.train.recompute == RecomputeKind::none) text += "; train.recompute: selective or full";
   if (config.train.recompute == RecomputeKind::selective) text += "; train.recompute: full (it is selective)";
-  if (would_offload_help(phase, ranks)) text += "; train.optimizer.offload: host";
+  if (may_offload(config) && would_offload_help(phase, ranks)) text += "; train.optimizer.offload: host";
   const Precision precision = config.compute_precision();
   if (precision == Precision::fp32 || precision == Precision::tf32)
     text += fmt::format("; precision.compute: bf16 (it is {})", to_text(precision));

@@ -190,7 +190,7 @@ void add_train(KeyTable<Config>& table) {
           EnumCodec<DecayShape>(), FIELD(train.lr_schedule.decay_shape)));
   table.push_back(top({"train.lr_schedule.restart_steps", "steps",
                        "Length of the first cycle (type: cosine_restarts): behind it the learning rate is at its "
-                       "highest again.",
+                       "highest again. In a run of tokens: of so many steps of global_batch.",
                        with_notice},
                       at_least(1), FIELD(train.lr_schedule.restart_steps)));
   table.push_back(top(

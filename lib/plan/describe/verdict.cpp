@@ -9,6 +9,7 @@
 #include "base/numbers/checked.h"
 #include "config/keys/keys.h"
 #include "config/keys/unsupported.h"
+#include "config/optimizer_rules.h"
 
 namespace scaletrain {
 
@@ -94,7 +95,7 @@ std::vector<Family> families_of(const VerdictQuestion& question, const MemoryBud
   if (kind == MemoryBudget::Kind::host && config.checkpoint.background)
     families.push_back({{"checkpoint.background", "false", [](Config& c) { c.checkpoint.background = false; }}});
   families.push_back(more_recomputation(config));
-  if (kind == MemoryBudget::Kind::device && config.train.optimizer.offload == OffloadKind::none)
+  if (kind == MemoryBudget::Kind::device && may_offload(config))
     families.push_back({{.key = "train.optimizer.offload",
                          .value = "host",
                          .apply = [](Config& c) { c.train.optimizer.offload = OffloadKind::host; },

@@ -83,9 +83,10 @@ std::string data_shortage(const TrainingData& data, const Config& config, const 
   const std::int64_t most = sum_of(sources).most;
   if (most >= wanted) return {};
   return fmt::format(
-      "data.train: {} of train.tokens {} are still to be trained on and the epoch caps leave {} in whole steps of {} "
-      "samples, without padding ({}); raise data.train[].epochs or reduce train.tokens to at most {}",
-      digits(wanted), digits(*config.train.tokens), digits(most), batch_of(state), sources_text(sources),
+      "data.train: {} of train.tokens {} are still to be trained on and the epoch caps leave {} in whole steps{}, "
+      "without padding ({}); raise data.train[].epochs or reduce train.tokens to at most {}",
+      digits(wanted), digits(*config.train.tokens), digits(most),
+      config.train.batch_ramp ? "" : fmt::format(" of {} samples", batch_of(state)), sources_text(sources),
       digits(consumed + most));
 }
 

@@ -59,10 +59,12 @@ void tell_learning_rate(const Checkpoint& checkpoint, const Config& now, const R
   const double was = next_learning_rate(before, as_before);
   const double is = next_learning_rate(now, state);
   if (std::abs(is - was) <= unnoticed * std::max(is, was)) return;
+  const bool scales = before.train.optimizer.scale_with_batch || now.train.optimizer.scale_with_batch;
   log.warn(
       fmt::format("step {}: the learning rate is {:.3g}, and would be {:.3g} as the checkpoint's run was configured "
-                  "({}, train.optimizer.learning_rate and train.lr_schedule make it)",
-                  state.step + 1, is, was, length_key(now)));
+                  "({}, train.optimizer.learning_rate{} and train.lr_schedule make it)",
+                  state.step + 1, is, was, length_key(now),
+                  scales ? ", train.optimizer.scale_with_batch, train.global_batch" : ""));
 }
 
 Beginning resumed_state(WorkerParts& parts, const WorkerOptions& options, const Checkpoint& checkpoint,

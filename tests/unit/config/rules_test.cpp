@@ -160,6 +160,12 @@ TEST_CASE("what has no effect beside the other keys is noticed") {
       {{"launch.port=4000", "parallel.data=auto"}, ""},
       {{"evaluate.every=10"}, "evaluate.every: 10 has no effect, because data.validation names no set"},
       {{"evaluate.every=0"}, ""},
+      {{"train.ema={decay: 0.9}", "evaluate.ema=true"},
+       "evaluate.ema: true has no effect, because data.validation names no set"},
+      {{"train.batch_ramp={from: 16, by: 16, steps: 200}"},
+       "train.batch_ramp: the batch never comes to train.global_batch 32, for which the learning rate is, because it "
+       "grows for 200 steps and the run has 200"},
+      {{"train.batch_ramp={from: 16, by: 16, steps: 199}"}, ""},
       {{"evaluate.batches=0"}, "evaluate.batches: 0 has no effect, because data.validation names no set"},
       {{"evaluate.every=10", "evaluate.batches=3", "data.validation=[{name: a, path: b}]"}, ""},
       {{"train.spike={window: 200}"},
@@ -285,6 +291,8 @@ TEST_CASE("phases come in their order, unfreeze what is frozen, and are told whe
                  "finetune.unfreeze: nothing is frozen that could join"));
   CHECK(
       contains(override_errors({freeze, "finetune.unfreeze=[{step: 3}]"}), "finetune.unfreeze.0.patterns: is missing"));
+  CHECK(contains(override_errors({freeze, "finetune.unfreeze=[{step: 3, patterns: []}]"}),
+                 "finetune.unfreeze.0.patterns: is empty: name the parameters that join, or remove the phase"));
   CHECK(contains(override_errors({freeze, "finetune.unfreeze=[{step: 0, patterns: [blocks.0.*]}]"}),
                  "finetune.unfreeze.0.step"));
   const auto notices = [&](const std::string& steps) {

@@ -135,6 +135,18 @@ TEST_CASE("what would make a plan fit is the smallest change of each key, and ha
   for (const json& entry : verdict.at("fits_with")) CHECK(entry.at("bytes").get<std::uint64_t>() <= memory);
 }
 
+TEST_CASE("offload is not offered to an optimizer that cannot have it") {
+  Config config = gpt2();
+  config.run.device = DeviceKind::cuda;
+  const auto offers = [&](OptimizerKind kind) {
+    config.train.optimizer.type = kind;
+    const json verdict = told(config, device_of(device_bytes(config) - (std::uint64_t{200} << 20))).plan.at("verdict");
+    return bytes_with(verdict.at("fits_with"), "train.optimizer.offload: host").has_value();
+  };
+  CHECK(offers(OptimizerKind::adamw));
+  CHECK_FALSE(offers(OptimizerKind::lamb));
+}
+
 TEST_CASE("what makes ZeRO divide less is offered to be taken back") {
   Config config = gpt2();
   config.parallel.data = 8;
