@@ -279,7 +279,7 @@ void Checkpoint::use_averages() {
   const auto updates = impl_->manifest.scalars.find("updates");
   if (updates != impl_->manifest.scalars.end() && updates->second == "0")
     throw UserError(fmt::format("{}: the checkpoint has no averages yet: it was saved before the first update",
-                                 impl_->folder.string()));
+                                impl_->folder.string()));
   impl_->uses_averages = true;
 }
 

@@ -50,8 +50,9 @@ class Notices {
     if (reads_instructions(data)) {
       if (data.documents.attention == DocumentAttention::across)
         notices_.emplace_back(
-            "data.documents.attention: across lets each conversation read those that were packed before it into the "
-            "same sample; within, the default of such data, keeps them apart");
+            fmt::format("data.documents.attention: across lets each conversation read those that were packed before it "
+                        "into the same sample; {}, the default of such data, keeps them apart",
+                        reads_text(data) ? "instructions" : "within"));
       return;
     }
     const auto add_unused = [this](const std::string& key) {
@@ -60,6 +61,8 @@ class Notices {
     };
     if (data.instructions.loss != InstructionsConfig().loss) add_unused("data.instructions.loss");
     if (data.instructions.chat_template) add_unused("data.instructions.chat_template");
+    if (data.documents.attention == DocumentAttention::instructions)
+      add_unused("data.documents.attention: instructions");
   }
 
   void add_parallel() {
@@ -132,10 +135,10 @@ class Notices {
   void add_learning_rate() {
     const TrainConfig& train = config_.train;
     if (train.batch_ramp && train.steps && train.batch_ramp->steps >= *train.steps)
-      notices_.push_back(
-          fmt::format("train.batch_ramp: the batch never comes to train.global_batch {}, for which the learning rate is, "
-                      "because it grows for {} steps and the run has {}",
-                      train.global_batch, train.batch_ramp->steps, *train.steps));
+      notices_.push_back(fmt::format(
+          "train.batch_ramp: the batch never comes to train.global_batch {}, for which the learning rate is, "
+          "because it grows for {} steps and the run has {}",
+          train.global_batch, train.batch_ramp->steps, *train.steps));
     const auto& scaling = train.optimizer.scale_with_batch;
     if (!scaling) return;
     notices_.push_back(fmt::format(

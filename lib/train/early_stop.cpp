@@ -63,8 +63,9 @@ std::optional<std::string> measure_on(const MeasuredOn& data, EarlyStopState& st
       before->data == data.data
           ? fmt::format("over {} samples, before over {} (evaluate.batches or train.global_batch changed)",
                         data.samples, before->samples)
-          : std::string("over other data than before (the set's files, how they are read, the tokenizer or evaluate.ema "
-                        "changed)");
+          : std::string(
+                "over other data than before (the set's files, how they are read, the tokenizer or evaluate.ema "
+                "changed)");
   const std::string best = old.best ? fmt::format(": the best so far, {:.6g} at step {}, cannot be compared with it",
                                                   *old.best, old.best_step)
                                     : "";

@@ -75,9 +75,8 @@ void choose_best(const fs::path& run, const std::optional<BestSoFar>& known, boo
                     "without --best the newest is taken",
                     run.string(), known->save_id));
   located.path = best->path;
-  write_message(
-      fmt::format("using {} (step {}), the best one{}{}", best->path.string(), best->step,
-                  loss_of(*best, *known, averages), averages ? ", its averages" : ""));
+  write_message(fmt::format("using {} (step {}), the best one{}{}", best->path.string(), best->step,
+                            loss_of(*best, *known, averages), averages ? ", its averages" : ""));
 }
 
 // Which of the run's checkpoints to take in place of the chosen one; empty where there is none. By the manifests alone:

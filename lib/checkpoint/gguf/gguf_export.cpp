@@ -69,8 +69,9 @@ json hugging_face_config_of(const ModelConfig& model) {
                               key, value, family.architecture, theirs));
 }
 
+// Whether layers with a window are others than those without: by what they see, or by how they rotate.
 bool has_windows(const ModelConfig& model) {
-  return model.window.tokens && *model.window.tokens < model.context;
+  return model.window.tokens && (*model.window.tokens < model.context || model.window.rope_theta);
 }
 
 // Whether the same layers have windows there.

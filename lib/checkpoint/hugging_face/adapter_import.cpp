@@ -4,10 +4,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -44,6 +46,13 @@ struct OpenFile {
   SafetensorsHeader header;
 };
 
+// peft reads such words so.
+std::string lowered(std::string text) {
+  for (char& c : text)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return text;
+}
+
 bool says_something(const json& value) {
   return !value.is_null() && value != json(false) && !(value.is_structured() && value.empty());
 }
@@ -57,16 +66,16 @@ void refuse_other_kinds(const json& config, const std::string& where) {
   };
   if (const json type = config.value("peft_type", json("LORA")); type != "LORA") refuse("peft_type", type);
   if (const json bias = config.value("bias", json("none")); bias != "none") refuse("bias", bias);
-  for (const char* key :
-       {"use_rslora", "use_dora", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern",
-        "trainable_token_indices", "target_parameters", "layers_to_transform", "layer_replication",
-        "alora_invocation_tokens", "use_bdlora", "use_qalora", "arrow_config", "velora_config", "monteclora_config"})
+  for (const char* key : {"use_rslora", "use_dora", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern",
+                          "trainable_token_indices", "target_parameters", "layers_to_transform", "layer_replication",
+                          "alora_invocation_tokens", "use_bdlora", "use_qalora", "arrow_config", "velora_config",
+                          "monteclora_config", "kasa_config"})
     if (const auto found = config.find(key); found != config.end() && says_something(*found)) refuse(key, *found);
-  // These change the model's own weights too, where peft loads them.
+  // Others change the model's own weights too, where peft loads them.
   if (const auto init = config.find("init_lora_weights"); init != config.end() && init->is_string()) {
-    const std::string kind = init->get<std::string>();
-    for (const char* changes : {"pissa", "olora", "corda", "loftq"})
-      if (kind.starts_with(changes)) refuse("init_lora_weights", *init);
+    constexpr std::array<std::string_view, 6> plain = {"true", "false", "gaussian", "eva", "orthogonal", "lora_ga"};
+    if (std::find(plain.begin(), plain.end(), lowered(init->get<std::string>())) == plain.end())
+      refuse("init_lora_weights", *init);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 
@@ -77,6 +78,9 @@ ChatMessage message_of(const nlohmann::json& value, const std::string& where) {
                                        text.is_array() ? "; write the parts of a content as one" : ""));
     *out = text.get<std::string>();
   }
+  if (std::find(std::begin(chat_roles), std::end(chat_roles), message.role) == std::end(chat_roles))
+    throw BadRecordError("with a role that is not known",
+                         fmt::format("{}: {}", where, unknown_role_text(message.role)));
   return message;
 }
 

@@ -27,7 +27,7 @@ struct InstructionRecord {
   std::string completion;
 };
 
-// BadRecordError, whose message begins with `where`: it holds no such record. Roles are the chat template's to judge.
+// BadRecordError, whose message begins with `where`: it holds no such record.
 InstructionRecord parse_instruction(std::string_view line, RecordKind records, const std::string& where);
 
 // What a line without the field that `records: text` names looks like by its other fields; nothing: no instructions.

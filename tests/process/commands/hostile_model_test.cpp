@@ -275,7 +275,7 @@ TEST_CASE("a_hostile_config_inside_a_manifest_is_bad_input_that_names_the_manife
       {"ffn_hidden: 128", "ffn_hidden: 4611686018427387904"},
       {"type: bytes", "type: bpe"},
       {"type: bytes", "type: ids"},
-      {"dropout: 0", "dropout: 0.5"},
+      {"dropout: 0", "dropout: 1.5"},
       {"norm: layernorm", "norm: *bomb"},
       {"run:", "run: &a"},
       {"norm_epsilon", "norm_epsilon2"},

@@ -220,7 +220,7 @@ TEST_CASE("adapters_of_pefts_are_what_a_run_begins_as_and_others_than_the_config
   refuses("use_rslora", true);
   // peft changes the model's own weights, too, when it loads such adapters.
   refuses("init_lora_weights", "pissa_niter_4");
-  refuses("init_lora_weights", "olora");
+  refuses("init_lora_weights", "OLoRA");
   refuses("alora_invocation_tokens", {3, 4});
   write_file(fs::path(adapter) / "adapter_config.json", config);
 

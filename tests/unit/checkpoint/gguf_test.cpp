@@ -334,6 +334,14 @@ TEST_CASE("gguf_files_of_gemma_say_windows_and_caps_and_hold_norms_as_they_are")
   CHECK(rotated.numbers.at("gemma3.rope.freq_base_swa") == 5e3);
   CHECK(rotated.texts.at("gemma3.rope.scaling.type") == "linear");
   CHECK(rotated.numbers.at("gemma3.rope.scaling.factor") == 8);
+  // A window as long as the context hides nothing, and its layers rotate by a base of their own all the same.
+  ModelConfig long_window = gemma3;
+  long_window.window.tokens = 2 * gemma3.context;
+  const TempFolder of_long;
+  StoreFixture long_store(store_of(long_window), {});
+  const ReadFile by_window = written(long_window, of_long, long_store);
+  CHECK(by_window.numbers.at("gemma3.attention.sliding_window") == gemma3.context);
+  CHECK(by_window.numbers.at("gemma3.rope.freq_base_swa") == 5e3);
   std::vector<float> key_norm = values_of(third, "blocks.6.attention.key_norm.weight");
   for (float& value : key_norm) value += 1.0F;
   CHECK(rotated.tensors.at("blk.6.attn_k_norm.weight").second == key_norm);
@@ -350,6 +358,11 @@ TEST_CASE("gguf_files_are_of_no_longer_context_than_a_window_that_the_format_doe
   ModelConfig other = gguf_gemma3_config();
   other.context = *other.window.tokens;
   other.window.global_every = 2;
+  // Layers that see all, and rotate otherwise, are others than there, however long the window is.
+  CHECK_THROWS_AS(gguf_context(other, 100), UserError);
+  other = gguf_gemma2_config();
+  other.context = *other.window.tokens;
+  other.window.global_every = 3;
   CHECK(gguf_context(other, 100) == *other.window.tokens);
 }
 

@@ -206,7 +206,8 @@ TEST_CASE("random configs read back equal, to the bit") {
     // What is spelled out is the member's own value, and not another's.
     const ModelConfig& before = config.model;
     const ModelConfig& after = back.model;
-    for (auto* const site :
+    using Site = std::optional<double> ModelConfig::*;
+    for (const Site site :
          {&ModelConfig::embedding_dropout, &ModelConfig::attention_dropout, &ModelConfig::residual_dropout})
       CHECK((after.*site).value_or(after.dropout) == (before.*site).value_or(before.dropout));
     CHECK(after.head_size() == before.head_size());

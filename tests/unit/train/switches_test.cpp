@@ -146,8 +146,7 @@ TEST_CASE("averages_are_saved_evaluated_and_exported") {
   const std::filesystem::path last = run.checkpoint(12);
   CHECK(loss_of({.path = last}) == doctest::Approx(of_weights).epsilon(1e-6));
   CHECK(loss_of({.path = last, .averages = true}) == doctest::Approx(of_averages).epsilon(1e-6));
-  const std::string refusal =
-      message_of<UserError>([&] { loss_of({.path = plain.checkpoint(12), .averages = true}); });
+  const std::string refusal = message_of<UserError>([&] { loss_of({.path = plain.checkpoint(12), .averages = true}); });
   CHECK(contains(refusal, "holds no averages of its weights: it was trained without train.ema"));
   // A run may not begin to average in the middle, nor stop.
   const std::string changed = message_of<UserError>([&] { plain.prepare(plain.config({"train.ema={}"})); });

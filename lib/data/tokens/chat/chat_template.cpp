@@ -1,7 +1,9 @@
 #include "data/tokens/chat/chat_template.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -107,11 +109,15 @@ std::string_view ChatTemplate::jinja() const {
   return style_->jinja;
 }
 
+std::string unknown_role_text(std::string_view role) {
+  return fmt::format("the role {} of a message is none of {}", quoted(role), fmt::join(chat_roles, ", "));
+}
+
 std::vector<ChatPiece> ChatTemplate::render(std::span<const ChatMessage> messages, bool invites) const {
   if (messages.empty()) throw UserError("a chat without messages");
   for (const ChatMessage& message : messages)
-    if (message.role != "system" && message.role != "user" && message.role != "assistant")
-      throw UserError(fmt::format("the role {} of a message is none of system, user, assistant", quoted(message.role)));
+    if (std::find(std::begin(chat_roles), std::end(chat_roles), message.role) == std::end(chat_roles))
+      throw UserError(unknown_role_text(message.role));
   return style_->render({.messages = messages, .bos = bos_, .invites = invites});
 }
 

@@ -6,6 +6,7 @@
 // one that begins a document included, so encode() gives all ids, and before_document() is not to be put before them.
 #pragma once
 
+#include <array>
 #include <filesystem>
 #include <memory>
 #include <span>
@@ -19,6 +20,9 @@ struct ChatMessage {
   std::string role;  // "system", "user" or "assistant"
   std::string content;
 };
+// The roles that templates know, and what is said of another.
+inline constexpr std::array<std::string_view, 3> chat_roles = {"system", "user", "assistant"};
+std::string unknown_role_text(std::string_view role);
 
 // A part of the rendered text; all parts one after the other are the text.
 struct ChatPiece {
