@@ -12,7 +12,8 @@ inline void check_averages(const std::string& model, std::unique_ptr<Backend> ba
       train_twenty_steps(model, std::move(backend), 1.0, {.ema = EmaConfig{.decay = expected.number("decay")}});
   CHECK_FALSE(course.averages.empty());
   for (const auto& [name, values] : course.averages) {
-    CAPTURE(name);
+    const std::string& tensor = name;
+    CAPTURE(tensor);
     const auto average = expected.values<double>("average/" + name);
     REQUIRE(average.size() == values.size());
     std::vector<double> difference = values;

@@ -116,7 +116,8 @@ TEST_CASE("averages_follow_their_formula_on_every_layout_and_give_the_weights_ba
     GlobalTensors expected;
     for (std::size_t step = 0; step < outcome.averages.size(); ++step) {
       for (const auto& [name, average] : outcome.averages[step]) {
-        CAPTURE(name);
+        const std::string& tensor = name;
+        CAPTURE(tensor);
         const std::vector<double>& weights = outcome.masters[step].at(name);
         std::vector<double>& mean = expected[name];
         if (step == 0) mean = weights;

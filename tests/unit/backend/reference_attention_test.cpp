@@ -119,11 +119,11 @@ TEST_CASE("attention_with_dropout_agrees_with_the_textbook") {
   AttentionProblem problem = attention_problem();
   problem.dropout_key = philox_key(3, "probabilities");
   problem.samples = {41, std::int64_t{7} << 32};
-  for (const auto& [probability, first_head] : {std::pair<double, std::int64_t>{0.1, 0}, {0.5, 4}, {0.9, 1}}) {
-    CAPTURE(probability);
-    problem.dropout = probability;
-    problem.first_head = first_head;
-    problem.shape.softcap = probability;
+  for (const auto& dropped : {std::pair<double, std::int64_t>{0.1, 0}, {0.5, 4}, {0.9, 1}}) {
+    problem.dropout = dropped.first;
+    problem.first_head = dropped.second;
+    problem.shape.softcap = problem.dropout;
+    CAPTURE(problem.dropout);
     const AttentionResult expected = softmax_attention(problem);
     const AttentionResult found = reference_attention(problem);
     check_close(found.output, expected.output);

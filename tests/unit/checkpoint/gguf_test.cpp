@@ -313,7 +313,8 @@ TEST_CASE("gguf_files_of_gemma_say_windows_and_caps_and_hold_norms_as_they_are")
       {"blocks.1.ffn_post_norm.weight", "blk.1.post_ffw_norm.weight"},
       {"head.norm.weight", "output_norm.weight"}};
   for (const auto& [ours, theirs] : norms) {
-    CAPTURE(ours);
+    const std::string& tensor = ours;
+    CAPTURE(tensor);
     std::vector<float> values = values_of(saved, ours);
     for (float& value : values) value += 1.0F;
     CHECK(file.tensors.at(theirs).second == values);
