@@ -565,8 +565,8 @@ struct Swap {
   bool operator==(const Swap&) const = default;
 };
 
-// Every operation. A new one joins here; it needs a check in backend.cpp and a kernel in the folder of each device, and
-// nothing compiles without them.
+// Every operation. A new one joins here; it needs a check in backend.cpp (optimizer_checks.cpp) and a kernel in the
+// folder of each device, and nothing compiles without them.
 using Operation =
     std::variant<LinearForward, LinearBackwardInput, LinearBackwardWeight, NormForward, NormBackwardInput,
                  NormBackwardWeight, ActivationForward, ActivationBackward, RopeRotate, AttentionForward,

@@ -15,6 +15,7 @@ struct AveragedLayout {
   TestLayout layout;
   TestBackend backend = TestBackend::reference_f64;
   OffloadKind offload = OffloadKind::none;
+  OptimizerKind optimizer = OptimizerKind::adamw;
 };
 
 const std::vector<AveragedLayout>& averaged_layouts() {
@@ -27,6 +28,8 @@ const std::vector<AveragedLayout>& averaged_layouts() {
       {{"tensor 2, pipeline 2, 1f1b", 1, 2, 2, 0}},
       {{"data 2, zero 1, offloaded", 2, 1, 1, 1}, TestBackend::fenced_cpu, OffloadKind::host},
       {{"data 2, zero 1, bf16", 2, 1, 1, 1}, TestBackend::cpu_bf16},
+      // Whose step passes the weights twice, and changes them in the second pass.
+      {{"data 2, zero 1, lamb", 2, 1, 1, 1}, TestBackend::reference_f64, OffloadKind::none, OptimizerKind::lamb},
   };
   return all;
 }
@@ -41,6 +44,7 @@ Config averaged_config(const AveragedLayout& of) {
   config.train.lr_schedule.warmup = 2;
   config.train.optimizer.learning_rate = 1e-2;
   config.train.optimizer.offload = of.offload;
+  config.train.optimizer.type = of.optimizer;
   config.train.ema = EmaConfig{.decay = average_decay};
   config.finetune.freeze = {"blocks.1.ffn.up.*"};
   lay_out(config, of.layout);
@@ -134,6 +138,7 @@ TEST_CASE("averages_follow_their_formula_on_every_layout_and_give_the_weights_ba
     CHECK(outcome.restored == outcome.masters.back());
     CHECK(outcome.loss != outcome.loss_of_averages);
     if (first == 0.0) first = outcome.loss_of_averages;
-    if (is_exact) CHECK(outcome.loss_of_averages == doctest::Approx(first).epsilon(1e-12));
+    if (is_exact && of.optimizer == OptimizerKind::adamw)
+      CHECK(outcome.loss_of_averages == doctest::Approx(first).epsilon(1e-12));
   }
 }

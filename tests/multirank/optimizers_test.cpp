@@ -35,6 +35,7 @@ const std::vector<TestLayout>& few_layouts() {
       {"data 2, zero 0", 2, 1, 1, 0},
       {"data 3, zero 1", 3, 1, 1, 1},
       {"data 2, zero 3", 2, 1, 1, 3},
+      {.name = "data 4 in pairs, zero 2", .data = 4, .tensor = 1, .pipeline = 1, .zero = 2, .zero_group = 2},
       {"tensor 4, fewer key/value heads than ranks, sequence shards", 1, 4, 1, 0, ScheduleKind::one_f_one_b, 1, true},
       {"data 2, tensor 2, pipeline 2 with two chunks, zero 2", 2, 2, 2, 2, ScheduleKind::interleaved, 2},
   };
