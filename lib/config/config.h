@@ -24,6 +24,7 @@ constexpr bool has_gate(ActivationKind kind) {
 enum class PositionKind { learned, rope };
 enum class RopeScalingKind { none, linear, llama3 };
 enum class InitKind { normal, xavier, he };
+enum class GrowthOrder { none, stack, interleave };
 enum class TokenizerKind { bytes, ids, bpe, sentencepiece };
 // `instructions`: within what is packed of instructions, across text.
 enum class DocumentAttention { across, within, instructions };
@@ -92,6 +93,12 @@ struct WindowConfig {
   bool operator==(const WindowConfig&) const = default;
 };
 
+// How a model that is deeper than that of init.from begins from its layers (nn/layer_growth.h).
+struct GrowthConfig {
+  GrowthOrder order = GrowthOrder::none;
+  bool identity = true;  // copies add nothing to the residual stream at first
+};
+
 struct ModelConfig {
   std::optional<std::string> preset;
   std::int64_t layers = 12;
@@ -124,6 +131,7 @@ struct ModelConfig {
   std::optional<double> attention_dropout;
   std::optional<double> residual_dropout;
   InitConfig init;
+  GrowthConfig grow;
 
   // Of heads that divide the hidden size, where head_dim is not given.
   std::int64_t head_size() const { return head_dim.value_or(hidden / heads); }

@@ -21,8 +21,8 @@ constexpr const char* context_key = "model.context";
 // Whether the folder's model says what the key's value is.
 bool is_of_shape(const Key<Config>& key) {
   const std::string& path = key.info.path;
-  return path.starts_with("model.") && !path.starts_with("model.init.") && path != "model.preset" &&
-         !path.ends_with("dropout");
+  return path.starts_with("model.") && !path.starts_with("model.init.") && !path.starts_with("model.grow.") &&
+         path != "model.preset" && !path.ends_with("dropout");
 }
 
 // vocab: auto is whatever there is.
@@ -58,6 +58,23 @@ void check_context(const FolderModel& theirs, const Config& config, ReadContext&
                   context_key, config.model.context, *theirs.window, *config.model.init.from, *theirs.window));
 }
 
+// Of a model that grows it is how deep it will be; the folder's cannot be known to be enough.
+void check_layers(const FolderModel& theirs, const Config& config, ReadContext& context) {
+  constexpr const char* layers_key = "model.layers";
+  if (!context.given.contains(layers_key) && !config.model.preset) {
+    context.diagnostics.add(place_of(context, "model.grow.order"),
+                            fmt::format("{}: is missing; model.grow.order needs to know how many layers the model is "
+                                        "to have, more than the {} of that in {}",
+                                        layers_key, theirs.model.layers, *config.model.init.from));
+  } else if (config.model.layers <= theirs.model.layers) {
+    context.diagnostics.add(place_of(context, layers_key),
+                            fmt::format("{}: {}, but the model in {} has {}, and model.grow.order {} makes a deeper one "
+                                        "of it; write more, or leave model.grow out",
+                                        layers_key, config.model.layers, *config.model.init.from, theirs.model.layers,
+                                        to_text(config.model.grow.order)));
+  }
+}
+
 }  // namespace
 
 void take_folder_model(const FolderModelLook& look, const std::filesystem::path& folder, Config& config,
@@ -76,11 +93,14 @@ void take_folder_model(const FolderModelLook& look, const std::filesystem::path&
                                           std::string_view(failure.what())));
     return;
   }
+  const bool grows = config.model.grow.order != GrowthOrder::none && !theirs.is_of_run;
+  if (grows) check_layers(theirs, config, context);
   Config from;
   from.model = theirs.model;
   std::vector<const Key<Config>*> said;
   for (const Key<Config>& key : config_table()) {
     if (!is_of_shape(key) || is_broken(context, key.info.path)) continue;
+    if (grows && key.info.path == "model.layers") continue;
     if (is_said(key, config, context)) {
       said.push_back(&key);
       continue;

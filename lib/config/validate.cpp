@@ -145,6 +145,30 @@ class Rules : private RuleScope {
       refuse_idle("model.init.scale_residual", init.scale_residual, fallback.scale_residual, {"model.init.from"},
                   reason);
     }
+    check_growth();
+  }
+
+  void check_growth() {
+    ModelConfig& model = config_.model;
+    const std::string order = "model.grow.order";
+    if (model.grow.order == GrowthOrder::none) {
+      refuse_idle("model.grow.identity", model.grow.identity, GrowthConfig().identity, {order},
+                  "it is only for model.grow.order stack or interleave");
+      return;
+    }
+    if (!model.init.from && are_fine({order, "model.init.from"}))
+      refuse({order, "model.init.from"},
+             "there is nothing to grow from: name a Hugging Face folder of fewer layers with model.init.from (of a run "
+             "make one by `scaletrain checkpoint export RUN --to huggingface`)");
+    if (config_.finetune.lora && are_fine({order, "finetune.lora"}))
+      refuse({order, "finetune.lora"},
+             "adapters are for a model as it lies in its folder: grow it in a run of its own, export that and train "
+             "adapters for the result");
+    if (model.grow.order == GrowthOrder::interleave && model.grow.identity && model.window.tokens &&
+        model.window.global_every > 0 && are_fine({order, "model.window.global_every", "model.preset"}))
+      refuse({order, "model.window.global_every", "model.preset"},
+             "layers between others change which of them have a window, so the model would not compute what that of "
+             "model.init.from does; write stack, or identity: false");
   }
 
   // Null sets nothing, and so takes nothing away from what a preset or a folder has.

@@ -10,9 +10,6 @@ namespace scaletrain {
 
 namespace {
 
-// Rows that pass through scratch at a time: enough for products to run at full speed.
-constexpr std::int64_t rows_at_a_time = 1024;
-
 std::string up_of(const AdaptedMap& map) {
   return map.name + ".lora_b";
 }
@@ -36,8 +33,9 @@ Weight rows_of(const Weight& weight, std::int64_t first, std::int64_t count) {
 
 // visit(first row, rows) for all rows, as many at a time as the scratch takes.
 template <class Visit>
-void for_some_rows(std::int64_t rows, Visit visit) {
-  for (std::int64_t row = 0; row < rows; row += rows_at_a_time) visit(row, std::min(rows_at_a_time, rows - row));
+void for_some_rows(const LayerAdapters& of, std::int64_t rows, Visit visit) {
+  const std::int64_t most = of.rows.shape()[0];
+  for (std::int64_t row = 0; row < rows; row += most) visit(row, std::min(most, rows - row));
 }
 
 }  // namespace
@@ -49,7 +47,7 @@ const LayerAdapters* AdapterTensors::find(std::string_view layer) const {
 }
 
 AdapterTensors carve_adapters(const AdapterRegions& regions, std::span<const AdaptedLayer> layers, const LoraSpec& lora,
-                              std::int64_t rows, DType compute) {
+                              const ScratchRows& scratch_rows, std::int64_t rows, DType compute) {
   AdapterTensors tensors;
   if (layers.empty()) return tensors;
   std::int64_t widest = 0;
@@ -61,7 +59,8 @@ AdapterTensors carve_adapters(const AdapterRegions& regions, std::span<const Ada
       if (!layer.is_whole()) widest = std::max(widest, map.outputs);
     }
   }
-  const View some_rows = regions.scratch.allocate(compute, {std::min(rows, rows_at_a_time), widest});
+  const std::int64_t at_once = std::max(scratch_rows.adapter_rows, scratch_rows.adapter_budget / widest);
+  const View some_rows = regions.scratch.allocate(compute, {std::min(rows, at_once), widest});
   const View joint = most_maps > 1 ? regions.scratch.allocate(compute, {rows, most_maps * lora.rank}) : View();
   for (const AdaptedLayer& layer : layers) {
     const std::int64_t maps = std::ssize(layer.maps);
@@ -119,7 +118,7 @@ void UnitOps::adapter_hidden(std::string_view layer, ConstView input) const {
     for (std::size_t i = 0; i < of->hidden.size(); ++i) {
       const Weight down = rows_of(weights_.find(of->layer->down()), static_cast<std::int64_t>(i) * rank, rank);
       const DropoutMask mask = adapter_dropped(of->layer->maps[i]);
-      for_some_rows(rows, [&](std::int64_t row, std::int64_t some) {
+      for_some_rows(*of, rows, [&](std::int64_t row, std::int64_t some) {
         const View kept = part(of->rows, 0, {some, of->layer->inputs});
         const View hidden = of->hidden[i].rows(row, some);
         drop_inputs(*of->layer, mask, row, input.rows(row, some), {}, kept);
@@ -158,7 +157,7 @@ ConstView UnitOps::adapter_forward(std::string_view layer, ConstView input, Cons
   if (covered < stride) run(Fill{.output = output});
   for (std::size_t i = 0; i < maps.size(); ++i) {
     const Weight up = weights_.find(up_of(maps[i]));
-    for_some_rows(output.shape()[0], [&](std::int64_t row, std::int64_t rows) {
+    for_some_rows(*of, output.shape()[0], [&](std::int64_t row, std::int64_t rows) {
       const View product = part(of->rows, 0, {rows, maps[i].outputs});
       run(LinearForward{
           .weight = up, .bias = {}, .input = of->hidden[i].rows(row, rows), .addend = {}, .output = product});
@@ -183,7 +182,7 @@ void UnitOps::adapter_backward(std::string_view layer, ConstView d_output) const
       scale_columns(of->d_hidden, all, of->d_hidden, all, spec_.lora.scale);
       continue;
     }
-    for_some_rows(d_output.shape()[0], [&](std::int64_t row, std::int64_t rows) {
+    for_some_rows(*of, d_output.shape()[0], [&](std::int64_t row, std::int64_t rows) {
       const View own = part(of->rows, 0, {rows, maps[i].outputs});
       const View place = maps.size() == 1 ? of->d_hidden.rows(row, rows) : part(of->joint, 0, {rows, rank});
       scale_columns(columns_of(d_output, row, rows, maps[i].first, maps[i].outputs), of->layer->outputs, own,
@@ -203,7 +202,7 @@ void UnitOps::add_adapter_input_gradient(std::string_view layer, View d_input) c
     for (std::size_t i = 0; i < of->hidden.size(); ++i) {
       const Weight own = rows_of(down, static_cast<std::int64_t>(i) * rank, rank);
       const DropoutMask mask = adapter_dropped(of->layer->maps[i]);
-      for_some_rows(d_input.shape()[0], [&](std::int64_t row, std::int64_t rows) {
+      for_some_rows(*of, d_input.shape()[0], [&](std::int64_t row, std::int64_t rows) {
         const View product = part(of->rows, 0, {rows, d_input.shape()[1]});
         const View target = d_input.rows(row, rows);
         run(LinearBackwardInput{.weight = own, .d_output = d_hidden_of(*of, i, row, rows), .d_input = product});
@@ -212,7 +211,7 @@ void UnitOps::add_adapter_input_gradient(std::string_view layer, View d_input) c
     }
     return;
   }
-  for_some_rows(d_input.shape()[0], [&](std::int64_t row, std::int64_t rows) {
+  for_some_rows(*of, d_input.shape()[0], [&](std::int64_t row, std::int64_t rows) {
     const View product = part(of->rows, 0, {rows, d_input.shape()[1]});
     const View target = d_input.rows(row, rows);
     run(LinearBackwardInput{.weight = down, .d_output = of->d_hidden.rows(row, rows), .d_input = product});
@@ -228,7 +227,7 @@ void UnitOps::adapter_backward_weight(std::string_view layer, ConstView input, C
     const std::int64_t rank = spec_.lora.rank;
     for (std::size_t i = 0; i < of->hidden.size(); ++i) {
       const DropoutMask mask = adapter_dropped(of->layer->maps[i]);
-      for_some_rows(input.shape()[0], [&](std::int64_t row, std::int64_t rows) {
+      for_some_rows(*of, input.shape()[0], [&](std::int64_t row, std::int64_t rows) {
         const View kept = part(of->rows, 0, {rows, of->layer->inputs});
         drop_inputs(*of->layer, mask, row, input.rows(row, rows), {}, kept);
         linear_backward_weight(kept, d_hidden_of(*of, i, row, rows),
@@ -245,7 +244,7 @@ void UnitOps::adapter_backward_weight(std::string_view layer, ConstView input, C
       linear_backward_weight(of->hidden[i], d_output, d_up, {});
       continue;
     }
-    for_some_rows(d_output.shape()[0], [&](std::int64_t row, std::int64_t rows) {
+    for_some_rows(*of, d_output.shape()[0], [&](std::int64_t row, std::int64_t rows) {
       const View own = part(of->rows, 0, {rows, maps[i].outputs});
       scale_columns(columns_of(d_output, row, rows, maps[i].first, maps[i].outputs), of->layer->outputs, own,
                     maps[i].outputs, 1.0);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "nn/lora.h"
+#include "nn/unit.h"
 #include "store/param_store.h"
 #include "tensor/buffer.h"
 
@@ -44,6 +45,6 @@ struct AdapterRegions {
 };
 // layers must outlive the tensors. Nothing for none.
 AdapterTensors carve_adapters(const AdapterRegions& regions, std::span<const AdaptedLayer> layers, const LoraSpec& lora,
-                              std::int64_t rows, DType compute);
+                              const ScratchRows& scratch_rows, std::int64_t rows, DType compute);
 
 }  // namespace scaletrain

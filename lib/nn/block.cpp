@@ -25,10 +25,11 @@ namespace {
 class Block : public Unit {
  public:
   Block(const ModelSpec& spec, const TensorPart& tensor_part, std::int64_t layer, RecomputeKind recompute,
-        const AttentionWorkspace& attention_workspace)
+        const ScratchRows& scratch_rows, const AttentionWorkspace& attention_workspace)
       : spec_(layer_spec(local_spec(spec, tensor_part), layer)),
         part_(tensor_part),
         recompute_(recompute),
+        scratch_rows_(scratch_rows),
         attention_workspace_(attention_workspace),
         adapted_(adapted_layers(spec, tensor_part)),
         index_(narrow<int>(layer + 1)),
@@ -46,7 +47,10 @@ class Block : public Unit {
 
  private:
   BlockExtent extent(const UnitRun& run) const {
-    return {spec_, part_, run.batch.shape, run.backend.compute_type(), recompute_, attention_workspace_, adapted_};
+    return extent(run.batch.shape, run.backend.compute_type());
+  }
+  BlockExtent extent(const BatchShape& shape, DType compute) const {
+    return {spec_, part_, shape, compute, recompute_, attention_workspace_, adapted_, scratch_rows_};
   }
   BlockMemory carve(const UnitRun& run, Region saved) const;
   BlockMemory carve_split(const UnitRun& run, Region saved, Region work) const;
@@ -66,6 +70,7 @@ class Block : public Unit {
   ModelSpec spec_;  // of this rank's part
   TensorPart part_;
   RecomputeKind recompute_;
+  ScratchRows scratch_rows_;
   AttentionWorkspace attention_workspace_;
   std::vector<AdaptedLayer> adapted_;
   int index_;
@@ -113,14 +118,14 @@ Branch attention_branch_of(const BlockTensors& t) {
 }
 
 UnitMemory Block::memory(const BatchShape& shape, DType compute) const {
-  const BlockExtent extent{spec_, part_, shape, compute, recompute_, attention_workspace_, adapted_};
+  const BlockExtent of_shape = extent(shape, compute);
   RegionAllocator saved = RegionAllocator::counting();
   RegionAllocator scratch = RegionAllocator::counting();
-  carve_block_memory(saved, scratch, nullptr, extent);
+  carve_block_memory(saved, scratch, nullptr, of_shape);
   RegionAllocator saved_of_split = RegionAllocator::counting();
   RegionAllocator scratch_of_split = RegionAllocator::counting();
   RegionAllocator work = RegionAllocator::counting();
-  carve_block_memory(saved_of_split, scratch_of_split, &work, extent);
+  carve_block_memory(saved_of_split, scratch_of_split, &work, of_shape);
   return {.saved = saved.used(), .work = work.used(), .scratch = scratch.used()};
 }
 
@@ -328,8 +333,9 @@ void Block::backward_weight(const UnitRun& run, WeightWork work) const {
 }  // namespace
 
 std::unique_ptr<Unit> make_block(const ModelSpec& spec, const TensorPart& part, std::int64_t layer,
-                                 RecomputeKind recompute, const AttentionWorkspace& attention_workspace) {
-  return std::make_unique<Block>(spec, part, layer, recompute, attention_workspace);
+                                 RecomputeKind recompute, const ScratchRows& scratch_rows,
+                                 const AttentionWorkspace& attention_workspace) {
+  return std::make_unique<Block>(spec, part, layer, recompute, scratch_rows, attention_workspace);
 }
 
 }  // namespace scaletrain

@@ -156,7 +156,7 @@ BlockMemory carve_block_memory(RegionAllocator& saved, RegionAllocator& scratch,
   RegionAllocator& for_weights = work != nullptr ? *work : scratch;
   const bool keeps_products = extent.recompute != RecomputeKind::full;
   memory.adapters = carve_adapters({keeps_products ? saved : for_weights, for_weights, scratch}, extent.adapted,
-                                   extent.spec.lora, extent.shape.rows(), extent.compute);
+                                   extent.spec.lora, extent.scratch_rows, extent.shape.rows(), extent.compute);
   return memory;
 }
 

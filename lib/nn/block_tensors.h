@@ -18,6 +18,7 @@ struct BlockExtent {
   RecomputeKind recompute = RecomputeKind::none;
   AttentionWorkspace attention_workspace{};
   std::span<const AdaptedLayer> adapted{};  // its layers with adapters, which outlive what is carved
+  ScratchRows scratch_rows{};
 };
 
 // Where a block's tensors lie: what is kept, what the backward computes again and, of that, what the weight pass reads.

@@ -16,10 +16,10 @@
 namespace scaletrain {
 
 std::int64_t head_chunk_rows(std::int64_t rows, std::int64_t vocab, std::int64_t block_scratch,
-                             const LogitRows& logit_rows) {
+                             const ScratchRows& scratch_rows) {
   constexpr std::int64_t tile = 16;   // rows that matrix kernels like to see together
   constexpr std::int64_t panel = 64;  // of rows, which kernels fill up: whole ones where there are some
-  const std::int64_t fitting = std::max(logit_rows.budget, std::min(block_scratch, logit_rows.enough * vocab)) / vocab;
+  const std::int64_t fitting = std::max(scratch_rows.budget, std::min(block_scratch, scratch_rows.enough * vocab)) / vocab;
   const std::int64_t limit =
       fitting >= 3 * panel ? (fitting + panel / 2) / panel * panel : std::max(tile, fitting / tile * tile);
   if (rows <= limit) return std::max<std::int64_t>(rows, 1);
@@ -31,10 +31,10 @@ namespace {
 
 class Head : public Unit {
  public:
-  Head(const ModelSpec& spec, const TensorPart& tensor_part, RecomputeKind recompute, const LogitRows& logit_rows)
+  Head(const ModelSpec& spec, const TensorPart& tensor_part, RecomputeKind recompute, const ScratchRows& scratch_rows)
       : spec_(spec),
         part_(tensor_part),
-        logit_rows_(logit_rows),
+        scratch_rows_(scratch_rows),
         recomputes_(recompute != RecomputeKind::none),
         local_vocab_(local_spec(spec, tensor_part).vocab),
         first_class_(first_vocab_row(spec, tensor_part)),
@@ -64,8 +64,8 @@ class Head : public Unit {
     Scratch scratch;
     // The same chunks on every rank, whatever its part of the vocabulary.
     const std::int64_t chunk = head_chunk_rows(shape.rows(), ceil_div(spec_.vocab, part_.degree),
-                                               shape.rows() * (spec_.ffn_hidden / part_.degree), logit_rows_);
-    scratch.logits = region.allocate(compute, {chunk, round_up(local_vocab_, logit_rows_.alignment)});
+                                               shape.rows() * (spec_.ffn_hidden / part_.degree), scratch_rows_);
+    scratch.logits = region.allocate(compute, {chunk, round_up(local_vocab_, scratch_rows_.alignment)});
     if (spec_.logit_softcap > 0) scratch.capped = region.allocate(compute, scratch.logits.shape());
     scratch.loss_sum = region.allocate(DType::f64, {1});
     if (part_.degree > 1) {
@@ -189,7 +189,7 @@ class Head : public Unit {
 
   ModelSpec spec_;  // of the whole model
   TensorPart part_;
-  LogitRows logit_rows_;
+  ScratchRows scratch_rows_;
   bool recomputes_;
   std::int64_t local_vocab_;
   std::int64_t first_class_;
@@ -294,8 +294,8 @@ void Head::backward_weight(const UnitRun& run, WeightWork work) const {
 }  // namespace
 
 std::unique_ptr<Unit> make_head(const ModelSpec& spec, const TensorPart& part, RecomputeKind recompute,
-                                const LogitRows& logit_rows) {
-  return std::make_unique<Head>(spec, part, recompute, logit_rows);
+                                const ScratchRows& scratch_rows) {
+  return std::make_unique<Head>(spec, part, recompute, scratch_rows);
 }
 
 }  // namespace scaletrain

@@ -46,12 +46,12 @@ Region untouched_region() {
 }  // namespace
 
 Transformer::Transformer(const ModelSpec& spec, const TensorPart& part, RecomputeKind recompute,
-                         const LogitRows& logit_rows, const AttentionWorkspace& attention_workspace)
+                         const ScratchRows& scratch_rows, const AttentionWorkspace& attention_workspace)
     : spec_(spec), part_(part) {
   units_.push_back(make_embedding(spec, part));
   for (std::int64_t layer = 0; layer < spec.layers; ++layer)
-    units_.push_back(make_block(spec, part, layer, recompute, attention_workspace));
-  units_.push_back(make_head(spec, part, recompute, logit_rows));
+    units_.push_back(make_block(spec, part, layer, recompute, scratch_rows, attention_workspace));
+  units_.push_back(make_head(spec, part, recompute, scratch_rows));
 }
 
 std::vector<BundleEntry> Transformer::boundary(const BatchShape& shape, DType compute) const {

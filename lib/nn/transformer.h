@@ -16,7 +16,7 @@ class Transformer {
  public:
   // recompute: which activations units compute again in the backward (unit.h). It changes no bit of what they compute.
   explicit Transformer(const ModelSpec& spec, const TensorPart& part = {},
-                       RecomputeKind recompute = RecomputeKind::none, const LogitRows& logit_rows = {},
+                       RecomputeKind recompute = RecomputeKind::none, const ScratchRows& scratch_rows = {},
                        const AttentionWorkspace& attention_workspace = {});
 
   const ModelSpec& spec() const { return spec_; }  // of the whole model
@@ -39,6 +39,6 @@ class Transformer {
 // Rows of logits the head computes at once: they bound its scratch, whatever the batch, to about the budget or what the
 // backward of a block takes anyway, block_scratch elements.
 std::int64_t head_chunk_rows(std::int64_t rows, std::int64_t vocab, std::int64_t block_scratch,
-                             const LogitRows& logit_rows = {});
+                             const ScratchRows& scratch_rows = {});
 
 }  // namespace scaletrain

@@ -52,15 +52,21 @@ struct BatchShape {
   bool operator==(const BatchShape&) const = default;
 };
 
-// How logits lie and how many rows of them there are at once, which is the device's to say.
-struct LogitRows {
-  std::int64_t alignment = 1;     // elements that rows are padded to a multiple of (Backend::row_alignment)
-  std::int64_t budget = 8 << 20;  // elements
-  std::int64_t enough = 512;      // rows: more of them make products no faster
+// How many rows pass through scratch at once, which is the device's to say, and how those of logits lie there.
+struct ScratchRows {
+  std::int64_t alignment = 1;     // elements that rows of logits are padded to a multiple of (Backend::row_alignment)
+  std::int64_t budget = 8 << 20;  // elements of logits
+  std::int64_t enough = 512;      // rows of logits: more of them make products no faster
+  // Elements that pass through the scratch of adapters, and rows where those are more.
+  std::int64_t adapter_budget = 0;
+  std::int64_t adapter_rows = 1024;
   // Of a backend whose kernels want whole rows of so many elements; 1: of a processor.
-  static LogitRows aligned_to(std::int64_t row_alignment) {
+  static ScratchRows aligned_to(std::int64_t row_alignment) {
     if (row_alignment == 1) return {};
-    return {.alignment = row_alignment, .budget = std::int64_t{192} << 20, .enough = 4096};
+    return {.alignment = row_alignment,
+            .budget = std::int64_t{192} << 20,
+            .enough = 4096,
+            .adapter_budget = std::int64_t{64} << 20};
   }
 };
 

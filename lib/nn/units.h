@@ -10,8 +10,9 @@ namespace scaletrain {
 // spec: the whole model's.
 std::unique_ptr<Unit> make_embedding(const ModelSpec& spec, const TensorPart& part);
 std::unique_ptr<Unit> make_block(const ModelSpec& spec, const TensorPart& part, std::int64_t layer,
-                                 RecomputeKind recompute, const AttentionWorkspace& attention_workspace);
+                                 RecomputeKind recompute, const ScratchRows& scratch_rows,
+                                 const AttentionWorkspace& attention_workspace);
 std::unique_ptr<Unit> make_head(const ModelSpec& spec, const TensorPart& part, RecomputeKind recompute,
-                                const LogitRows& logit_rows);
+                                const ScratchRows& scratch_rows);
 
 }  // namespace scaletrain

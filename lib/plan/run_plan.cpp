@@ -150,7 +150,7 @@ void PhasePlan::compute_on(const Backend& backend) {
 void PhasePlan::compute_on(Space space_of_device, std::int64_t row_alignment,
                            const AttentionWorkspace& workspace_of_attention) {
   space = space_of_device;
-  logit_rows = LogitRows::aligned_to(row_alignment);
+  scratch_rows = ScratchRows::aligned_to(row_alignment);
   attention_workspace = workspace_of_attention;
   if (space == Space::device) packed_bytes = nullptr;  // its kernels read weights as they are
 }
@@ -160,7 +160,7 @@ Transformer PhasePlan::transformer(Rank rank) const {
   // of the memory.
   const bool is_unused = (document_attention == DocumentAttention::within || model.dropout.attention > 0) &&
                          attention_workspace.keeps_scores;
-  return Transformer(model, tensor_part(rank), recompute, logit_rows,
+  return Transformer(model, tensor_part(rank), recompute, scratch_rows,
                      is_unused ? AttentionWorkspace{.most = 0} : attention_workspace);
 }
 

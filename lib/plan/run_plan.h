@@ -77,7 +77,7 @@ struct PhasePlan {
   // until whoever places them knows that other ranks compute on a rank's device too.
   bool may_be_direct = false;
   std::int64_t ranks_per_host = 1;  // by launch.ranks_per_node, else as common hosts have devices
-  LogitRows logit_rows;
+  ScratchRows scratch_rows;
   AttentionWorkspace attention_workspace;
   std::function<std::size_t(const Shape& weight)> packed_bytes;  // as the store's option
   std::vector<std::string> optimizer_states;                     // per-element state, by name; the average is the last

@@ -48,7 +48,7 @@ nlohmann::json file_json(const InspectedFile& file) {
   nlohmann::json object = {{"path", file.path.string()}, {"kind", file.kind},   {"bytes", file.bytes},
                            {"documents", nullptr},       {"tokens", nullptr},   {"dtype", nullptr},
                            {"tokenizer", nullptr},       {"shown", file.shown}, {"problem", nullptr},
-                           {"learned", nullptr},         {"records", nullptr}};
+                           {"learned", nullptr},         {"records", nullptr},  {"unanswered", file.unanswered}};
   if (file.documents) object["documents"] = *file.documents;
   if (file.tokens) object["tokens"] = *file.tokens;
   if (file.learned) object["learned"] = *file.learned;
@@ -65,11 +65,24 @@ std::string file_text(const InspectedFile& file) {
   if (file.tokens) text += ", " + grouped_count(static_cast<std::uint64_t>(*file.tokens), "token");
   if (!file.dtype.empty()) text += " of " + file.dtype;
   if (file.learned) text += ", " + grouped_digits(static_cast<std::uint64_t>(*file.learned)) + " of them learned";
-  text += file.problem ? "; damaged\n" : "\n";
+  if (file.unanswered > 0)
+    text += ", " + grouped_digits(static_cast<std::uint64_t>(file.unanswered)) + " of them without an answer to learn";
+  text += file.problem ? "; cannot be used\n" : "\n";
   if (file.records) text += "  " + instruction_uses(*file.records) + "\n";
   if (!file.tokenizer.empty()) text += "  tokenizer: " + file.tokenizer + "\n";
   for (std::size_t i = 0; i < file.shown.size(); ++i) text += fmt::format("  document {}: {}\n", i, file.shown[i]);
   return text;
+}
+
+// Their number.
+std::size_t tell_problems(const Inspection& inspection) {
+  std::size_t problems = 0;
+  for (const InspectedFile& file : inspection.files) {
+    if (!file.problem) continue;
+    ++problems;
+    write_message("scaletrain: " + *file.problem);
+  }
+  return problems;
 }
 
 void tell(const Inspection& inspection, bool is_json) {
@@ -90,7 +103,9 @@ std::unique_ptr<Tokenizer> tokenizer_of(const DataArguments& arguments) {
 
 ExitCode inspect_path(const DataArguments& arguments) {
   const auto tokenizer = tokenizer_of(arguments);
-  tell(inspect_data(arguments.path, options_from(arguments, tokenizer.get())), arguments.json);
+  const Inspection inspection = inspect_data(arguments.path, options_from(arguments, tokenizer.get()));
+  tell(inspection, arguments.json);
+  tell_problems(inspection);
   return ExitCode::finished;
 }
 
@@ -108,12 +123,7 @@ ExitCode verify_path(const DataArguments& arguments) {
                              });
   }
   tell(inspection, arguments.json);
-  std::size_t problems = 0;
-  for (const InspectedFile& file : inspection.files) {
-    if (!file.problem) continue;
-    ++problems;
-    write_message("scaletrain: " + *file.problem);
-  }
+  const std::size_t problems = tell_problems(inspection);
   if (problems > 0)
     throw InputError(fmt::format("{}: of {} {} cannot be used; what is wrong with each stands above", arguments.path,
                                  counted(inspection.files.size(), "file"), problems));

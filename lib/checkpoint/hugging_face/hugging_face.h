@@ -7,11 +7,13 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/process/work_count.h"
 #include "config/config.h"
+#include "nn/layer_growth.h"
 #include "nn/model_spec.h"
 #include "store/param_store.h"
 
@@ -45,9 +47,10 @@ class HuggingFaceModel {
   DType dtype() const;  // of the stored tensors
   // Fills every master the store holds, but for those of adapters. Tensors that are missing, superfluous or of another
   // shape are InputErrors by name; known buffers (attn.bias, attn.masked_bias, rotary inv_freq) are skipped.
-  void load(ParamStore& store, Stream& stream) const;
+  // growth: what each of the store's layers begins from, where those are more than the folder's.
+  void load(ParamStore& store, Stream& stream, std::span<const GrownLayer> growth = {}) const;
   // The same for whoever fills others of the store's masters next, and then calls ParamStore::values_changed().
-  void load_masters(ParamStore& store) const;
+  void load_masters(ParamStore& store, std::span<const GrownLayer> growth = {}) const;
   // A hash of all of the model's tensors, of every byte: the same in whatever files they lie, and wherever. On so many
   // threads; work: counts stretches of some MiB.
   std::uint64_t content(int threads, WorkCount* work = nullptr) const;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -12,6 +13,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/numbers/checked.h"
 #include "base/process/guarded_thread.h"
 #include "base/shell_word.h"
 #include "base/text.h"
@@ -88,6 +90,18 @@ namespace {
       missing, shell_word(folder.string())));
 }
 
+bool is_zero_at_first(const Parameter& parameter, std::span<const GrownLayer> growth) {
+  const auto layer = static_cast<std::size_t>(parameter.unit - 1);
+  return parameter.unit > 0 && layer < growth.size() && growth[layer].is_identity && ends_residual_branch(parameter);
+}
+
+void write_zeros(const View& out, HostAccess& access) {
+  const View flat = out.reshape({out.num_elements()});
+  for (std::int64_t done = 0; done < flat.num_elements(); done += staging_elements)
+    access.write(flat.rows(done, std::min(staging_elements, flat.num_elements() - done)),
+                 [](const View& to) { std::memset(to.bytes(), 0, to.num_bytes()); });
+}
+
 }  // namespace
 
 struct HuggingFaceModel::Impl {
@@ -110,6 +124,8 @@ struct HuggingFaceModel::Impl {
   void read(const HuggingFaceTensor& tensor, const Box& box, View out, HostAccess& access) const;
   void read_turned(const HuggingFaceTensor& tensor, const std::vector<Wanted>& wanted, HostAccess& access) const;
   void load_turned(const HuggingFaceTensor& tensor, std::vector<Wanted> wanted, HostAccess& access) const;
+  void name_sources(const ParamTable& table, std::span<const GrownLayer> growth,
+                    std::vector<HuggingFaceTensor>& tensors) const;
 };
 
 void HuggingFaceModel::Impl::open_file(const std::string& name, const std::map<std::string, std::string>* weight_map) {
@@ -287,6 +303,20 @@ void HuggingFaceModel::Impl::load_turned(const HuggingFaceTensor& tensor, std::v
   if (!together.empty()) read_turned(tensor, together, access);
 }
 
+// Gives tensors of a deeper model, which `table` is of, the names of those here that they begin as.
+void HuggingFaceModel::Impl::name_sources(const ParamTable& table, std::span<const GrownLayer> growth,
+                                          std::vector<HuggingFaceTensor>& tensors) const {
+  const ParamTable own = make_param_table(make_model_spec(shape.model, shape.model.vocab.value()), InitConfig{});
+  for (HuggingFaceTensor& tensor : tensors) {
+    const int parameter = tensor.parts.front().parameter;
+    const int unit = table.parameters()[static_cast<std::size_t>(parameter)].unit;
+    const auto layer = static_cast<std::size_t>(unit - 1);
+    if (unit == 0 || layer >= growth.size()) continue;
+    const auto within = static_cast<std::size_t>(parameter - table.units()[static_cast<std::size_t>(unit)].first_parameter);
+    tensor.name = own.parameters_of(narrow<int>(growth[layer].source + 1))[within].hugging_face_name;
+  }
+}
+
 bool is_hugging_face_folder(const std::filesystem::path& folder) {
   std::error_code ignored;
   return std::filesystem::exists(folder / "config.json", ignored) &&
@@ -375,15 +405,16 @@ std::uint64_t HuggingFaceModel::content(int threads, WorkCount* work) const {
   return hash_bytes(std::as_bytes(std::span(hashes)), hash_text(names));
 }
 
-void HuggingFaceModel::load(ParamStore& store, Stream& stream) const {
-  load_masters(store);
+void HuggingFaceModel::load(ParamStore& store, Stream& stream, std::span<const GrownLayer> growth) const {
+  load_masters(store, growth);
   store.values_changed(stream);
 }
 
-void HuggingFaceModel::load_masters(ParamStore& store) const {
+void HuggingFaceModel::load_masters(ParamStore& store, std::span<const GrownLayer> growth) const {
   const ParamTable& table = store.table();
   std::map<int, std::pair<const HuggingFaceTensor*, HuggingFacePart>> by_parameter;
-  const std::vector<HuggingFaceTensor> tensors = hugging_face_tensors(table);
+  std::vector<HuggingFaceTensor> tensors = hugging_face_tensors(table);
+  if (!growth.empty()) impl_->name_sources(table, growth, tensors);
   for (const HuggingFaceTensor& tensor : tensors) {
     const auto stored = impl_->tensors.find(tensor.name);
     if (stored == impl_->tensors.end() || stored->second.entry.shape != tensor.shape) {
@@ -406,7 +437,9 @@ void HuggingFaceModel::load_masters(ParamStore& store) const {
     for_each_box(*store.layout().find(range.parameter), range, [&](const Box& box, const ParamRange& part_of_range) {
       const Box in_file = hugging_face_box(*tensor, part, box);
       const View out = store.values(StateKind::master, part_of_range);
-      if (!tensor->is_transposed) {
+      if (is_zero_at_first(parameter, growth)) {
+        write_zeros(out, access);
+      } else if (!tensor->is_transposed) {
         impl_->read(*tensor, in_file, out, access);
       } else if (in_file.num_elements() > 0) {
         turned[tensor].push_back({in_file, out});

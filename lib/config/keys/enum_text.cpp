@@ -19,6 +19,8 @@ constexpr Names<ActivationKind, 4> kActivations = {{{ActivationKind::gelu, "gelu
                                                     {ActivationKind::swiglu, "swiglu"},
                                                     {ActivationKind::geglu, "geglu"}}};
 constexpr Names<PositionKind, 2> kPositions = {{{PositionKind::learned, "learned"}, {PositionKind::rope, "rope"}}};
+constexpr Names<GrowthOrder, 3> kGrowthOrders = {
+    {{GrowthOrder::none, "none"}, {GrowthOrder::stack, "stack"}, {GrowthOrder::interleave, "interleave"}}};
 constexpr Names<RopeScalingKind, 3> kRopeScalings = {
     {{RopeScalingKind::none, "none"}, {RopeScalingKind::linear, "linear"}, {RopeScalingKind::llama3, "llama3"}}};
 constexpr Names<InitKind, 3> kInits = {
@@ -99,6 +101,7 @@ SCALETRAIN_ENUM_TEXT(DeviceKind, kDevices)
 SCALETRAIN_ENUM_TEXT(NormKind, kNorms)
 SCALETRAIN_ENUM_TEXT(ActivationKind, kActivations)
 SCALETRAIN_ENUM_TEXT(PositionKind, kPositions)
+SCALETRAIN_ENUM_TEXT(GrowthOrder, kGrowthOrders)
 SCALETRAIN_ENUM_TEXT(RopeScalingKind, kRopeScalings)
 SCALETRAIN_ENUM_TEXT(InitKind, kInits)
 SCALETRAIN_ENUM_TEXT(TokenizerKind, kTokenizers)

@@ -34,6 +34,8 @@ EnumNames<PositionKind> enum_names();
 template <>
 EnumNames<RopeScalingKind> enum_names();
 template <>
+EnumNames<GrowthOrder> enum_names();
+template <>
 EnumNames<InitKind> enum_names();
 template <>
 EnumNames<TokenizerKind> enum_names();

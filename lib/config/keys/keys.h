@@ -52,6 +52,7 @@ std::string_view to_text(NormKind value);
 std::string_view to_text(ActivationKind value);
 std::string_view to_text(PositionKind value);
 std::string_view to_text(RopeScalingKind value);
+std::string_view to_text(GrowthOrder value);
 std::string_view to_text(InitKind value);
 std::string_view to_text(TokenizerKind value);
 std::string_view to_text(DocumentAttention value);

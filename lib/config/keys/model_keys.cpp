@@ -147,6 +147,17 @@ void add_model(KeyTable<Config>& table) {
       [](const ModelConfig& model) { return BoolCodec().text(model.init.scales_residual()); }));
   table.push_back(top({"model.init.from", "", "A Hugging Face folder to start from; read at the first start only."},
                       optional(path_text()), FIELD(model.init.from)));
+  table.push_back(
+      top({"model.grow.order", "",
+           "For a model of more layers than that of init.from: stack puts copies of all layers on top of each other, "
+           "interleave each layer's beside it. Read at the first start only.",
+           with_notice},
+          EnumCodec<GrowthOrder>(), FIELD(model.grow.order)));
+  table.push_back(top({"model.grow.identity", "",
+                       "Copies add nothing at first (the maps that end their branches begin as zero), so that the "
+                       "model computes what that of init.from does; false: they are whole copies.",
+                       with_notice},
+                      BoolCodec(), FIELD(model.grow.identity)));
 }
 
 }  // namespace scaletrain::key_rows

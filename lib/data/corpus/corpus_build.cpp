@@ -215,6 +215,7 @@ class Build {
   void finish() {
     if (request_hash(request_, text_) != hash_)
       throw InputError("a source has changed while it was read; start again when it is complete, with --overwrite");
+    refuse_nothing_left();
     for (std::size_t i = 0; i < parts_.size(); ++i) {
       writers_[i]->finish();
       const MegatronWriter::Extent& extent = writers_[i]->extent();
@@ -224,6 +225,16 @@ class Build {
                          records_.back().dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
     }
     work_.save({{"is_complete", true}, {"notes", notes_.to_json()}});
+  }
+
+  // A shard may be of bad records alone; the whole may not.
+  void refuse_nothing_left() const {
+    const bool is_empty =
+        std::all_of(writers_.begin(), writers_.end(), [](const auto& writer) { return writer->extent().documents == 0; });
+    if (!is_empty || notes_.num_skipped() == 0 || request_.shards > 1) return;
+    throw InputError(fmt::format("SOURCES: nothing is left to build: {}; without --on-bad-record skip the first record "
+                                 "is named with what is wrong with it",
+                                 notes_.lines("sources").front()));
   }
 
   const CorpusRequest& request_;

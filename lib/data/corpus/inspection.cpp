@@ -67,19 +67,26 @@ class DocumentCounter final : public DocumentSink {
   std::vector<std::string> shown_;
 };
 
-// The first line of JSONL, without the field: what it is in place of text.
-class FirstLine final : public LineSink {
+// The first object of JSONL, without the field: what it is in place of text. Bad lines before it say nothing.
+class FirstObject final : public LineSink {
  public:
-  explicit FirstLine(const std::string& field) : field_(field) {}
+  explicit FirstObject(const std::string& field) : field_(field) {}
   void line(std::string_view text, const LinePlace&) override {
     const nlohmann::json object = nlohmann::json::parse(text, nullptr, false);
-    if (object.is_object() && !object.contains(field_)) records_ = instructions_of(object);
+    if (!object.is_object()) return pass_over();
+    if (!object.contains(field_)) records_ = instructions_of(object);
     throw SeenEnough();
   }
-  void too_long(const LinePlace&, std::uint64_t) override { throw SeenEnough(); }
+  void too_long(const LinePlace&, std::uint64_t) override { pass_over(); }
   std::optional<RecordKind> records() const { return records_; }
 
  private:
+  void pass_over() {
+    constexpr int most = 100;
+    if (++passed_over_ == most) throw SeenEnough();
+  }
+
+  int passed_over_ = 0;
   const std::string& field_;
   std::optional<RecordKind> records_;
 };
@@ -94,6 +101,7 @@ class RecordCounter final : public LineSink {
     try {
       const InstructionRecord record = parse_instruction(text, records_, line_text(file(), place));
       ++count_;
+      if (!has_answer(record)) ++unanswered_;
       if (std::ssize(shown_) < most_) shown_.push_back(text_of(record));
     } catch (const BadRecordError& error) {
       pass_over(error);
@@ -102,6 +110,7 @@ class RecordCounter final : public LineSink {
   }
   void too_long(const LinePlace& place, std::uint64_t) override { pass_over(too_long_line(line_text(file(), place))); }
   std::int64_t count() const { return count_; }
+  std::int64_t unanswered() const { return unanswered_; }
   std::vector<std::string> take_shown() { return std::move(shown_); }
 
  private:
@@ -129,6 +138,7 @@ class RecordCounter final : public LineSink {
   bool reads_all_;
   TextNotes& notes_;
   std::int64_t count_ = 0;
+  std::int64_t unanswered_ = 0;
   std::vector<std::string> shown_;
 };
 
@@ -261,7 +271,7 @@ class FileInspector {
   }
 
   std::optional<RecordKind> records_of(const TextFile& text) const {
-    FirstLine first(options_.field);
+    FirstObject first(options_.field);
     try {
       read_lines(text, {}, first);
     } catch (const SeenEnough&) {
@@ -274,6 +284,7 @@ class FileInspector {
     try {
       read_lines(source.files.front(), {}, counter);
       found.documents = counter.count();
+      found.unanswered = counter.unanswered();
     } catch (const SeenEnough&) {
     }
     found.shown = counter.take_shown();
@@ -293,15 +304,41 @@ SourceSpec spec_of(const std::string& path, const InspectionOptions& options) {
           .part = {}};
 }
 
+std::uint64_t bytes_of(const fs::path& file) {
+  std::error_code error;
+  const auto bytes = fs::file_size(file, error);
+  return error ? 0 : std::uint64_t{bytes};
+}
+
+// The files; of those whose kind cannot be told only what the problem is.
+std::vector<FoundFile> files_of(const std::string& path, const InspectionOptions& options, Inspection& inspection) {
+  std::vector<RefusedFile> refused;
+  std::vector<FoundFile> files = find_files(spec_of(path, options), options.report, nullptr, {}, &refused);
+  for (RefusedFile& file : refused) {
+    InspectedFile& found = inspection.files.emplace_back();
+    found.path = std::move(file.path);
+    found.kind = "of no known kind";
+    found.bytes = bytes_of(found.path);
+    found.problem = std::move(file.problem);
+  }
+  return files;
+}
+
+void sort_by_path(Inspection& inspection) {
+  std::stable_sort(inspection.files.begin(), inspection.files.end(),
+                   [](const InspectedFile& a, const InspectedFile& b) { return a.path.native() < b.path.native(); });
+}
+
 }  // namespace
 
 Inspection inspect_data(const std::string& path, const InspectionOptions& options) {
   Inspection inspection;
   FileInspector inspector(options, inspection.notes, false);
-  for (const FoundFile& file : find_files(spec_of(path, options), options.report)) {
+  for (const FoundFile& file : files_of(path, options, inspection)) {
     inspection.files.emplace_back().path = file.path;
     inspector.look_at(file, inspection.files.back());
   }
+  sort_by_path(inspection);
   return inspection;
 }
 
@@ -309,20 +346,9 @@ Inspection verify_data(const std::string& path, const InspectionOptions& options
                        const std::function<void(std::uint64_t bytes, std::uint64_t all)>& progress) {
   Inspection inspection;
   FileInspector inspector(options, inspection.notes, true);
-  std::vector<RefusedFile> refused;
-  const std::vector<FoundFile> files = find_files(spec_of(path, options), options.report, nullptr, {}, &refused);
-  for (RefusedFile& file : refused) {
-    InspectedFile& found = inspection.files.emplace_back();
-    found.path = std::move(file.path);
-    found.problem = std::move(file.problem);
-  }
-  const auto bytes_of = [](const FoundFile& file) {
-    std::error_code error;
-    const auto bytes = fs::file_size(file.path, error);
-    return error ? 0 : std::uint64_t{bytes};
-  };
+  const std::vector<FoundFile> files = files_of(path, options, inspection);
   std::uint64_t all = 0;
-  for (const FoundFile& file : files) all += bytes_of(file);
+  for (const FoundFile& file : files) all += bytes_of(file.path);
   std::uint64_t done = 0;
   for (const FoundFile& file : files) {
     inspection.files.emplace_back().path = file.path;
@@ -331,11 +357,10 @@ Inspection verify_data(const std::string& path, const InspectionOptions& options
     } catch (const InputError& error) {
       inspection.files.back().problem = error.what();
     }
-    done += bytes_of(file);
+    done += bytes_of(file.path);
     if (progress) progress(done, all);
   }
-  std::stable_sort(inspection.files.begin(), inspection.files.end(),
-                   [](const InspectedFile& a, const InspectedFile& b) { return a.path.native() < b.path.native(); });
+  sort_by_path(inspection);
   return inspection;
 }
 

@@ -143,6 +143,12 @@ InstructionRecord parse_instruction(std::string_view line, RecordKind records, c
   return records == RecordKind::messages ? conversation_of(value, where) : completion_of(value, where);
 }
 
+bool has_answer(const InstructionRecord& record) {
+  if (record.messages.empty()) return true;
+  return std::any_of(record.messages.begin() + static_cast<std::ptrdiff_t>(record.first_answer), record.messages.end(),
+                     [](const ChatMessage& message) { return message.role == "assistant"; });
+}
+
 std::optional<RecordKind> instructions_of(const nlohmann::json& object) {
   if (!object.is_object()) return std::nullopt;
   if (object.contains("messages")) return RecordKind::messages;

@@ -41,7 +41,7 @@ RunState initial_state(WorkerParts& parts, const WorkerOptions& options) {
       initialise_adapters(*parts.store, *parts.stream, parts.config.run.seed, host_threads(options), options.work);
     }
   } else if (parts.config.model.init.from) {
-    load_initial_weights(*parts.config.model.init.from, parts.phase.model, *parts.store, *parts.stream);
+    load_initial_weights(parts.config.model, parts.phase.model, *parts.store, *parts.stream);
   } else {
     initialise_parameters(*parts.store, *parts.stream, parts.config.run.seed, host_threads(options), options.work);
   }

@@ -19,8 +19,8 @@ namespace scaletrain {
 
 namespace {
 
-// The config's model must be the folder's.
-void refuse_other_model(const HuggingFaceModel& folder, const ModelSpec& model) {
+// The config's model must be the folder's, but for the layers that it may grow by.
+void refuse_other_model(const HuggingFaceModel& folder, const ModelSpec& model, const GrowthConfig& growth) {
   const ModelConfig& config = folder.model_config();
   const ModelSpec theirs = make_model_spec(config, config.vocab.value_or(model.vocab));
   ModelSpec comparable = model;
@@ -30,7 +30,8 @@ void refuse_other_model(const HuggingFaceModel& folder, const ModelSpec& model) 
     if (!(ours == other))
       differences += fmt::format("\n  model.{}: {} in the config, {} in the folder", key, ours, other);
   };
-  compare("layers", comparable.layers, theirs.layers);
+  if (growth.order == GrowthOrder::none || comparable.layers <= theirs.layers)
+    compare("layers", comparable.layers, theirs.layers);
   compare("hidden", comparable.hidden, theirs.hidden);
   compare("heads", comparable.heads, theirs.heads);
   compare("kv_heads", comparable.kv_heads, theirs.kv_heads);
@@ -119,7 +120,7 @@ BaseModel load_base(const Config& config, const ModelSpec& model, const std::opt
   const std::string& folder = config.model.init.from.value();
   if (known && !path_exists(folder)) throw InputError(missing_base(folder));
   const HuggingFaceModel theirs(folder);
-  refuse_other_model(theirs, model);
+  refuse_other_model(theirs, model, config.model.grow);
   BaseModel base{.path = folder, .content = threads > 0 ? theirs.content(threads, work) : 0};
   if (known && threads > 0) refuse_other_base("model.init.from: " + folder, *known, base.content);
   theirs.load_masters(store);
@@ -140,7 +141,7 @@ void check_initial_weights(const Config& config, const ModelSpec& model) {
                     "none",
                     *from));
   try {
-    refuse_other_model(HuggingFaceModel(*from), model);
+    refuse_other_model(HuggingFaceModel(*from), model, config.model.grow);
   } catch (const FileAccessError& refused) {
     throw FileAccessError(fmt::format("model.init.from: {}; have the system let this user read it", refused.what()));
   } catch (const InputError& error) {
@@ -168,10 +169,13 @@ void load_initial_adapters(const std::string& folder, ParamStore& store, Stream&
   store.values_changed(stream);
 }
 
-void load_initial_weights(const std::string& folder, const ModelSpec& model, ParamStore& store, Stream& stream) {
-  const HuggingFaceModel theirs(folder);
-  refuse_other_model(theirs, model);
-  theirs.load(store, stream);
+void load_initial_weights(const ModelConfig& config, const ModelSpec& model, ParamStore& store, Stream& stream) {
+  const HuggingFaceModel theirs(config.init.from.value());
+  refuse_other_model(theirs, model, config.grow);
+  std::vector<GrownLayer> growth;
+  if (config.grow.order != GrowthOrder::none)
+    growth = grow_layers(config.grow, theirs.model_config().layers, model.layers);
+  theirs.load(store, stream, growth);
 }
 
 }  // namespace scaletrain

@@ -35,7 +35,8 @@ void refuse_other_base(const std::string& folder, const BaseModel& base, std::ui
 // The adapters of finetune.lora.from, which check_initial_weights() has looked at.
 void load_initial_adapters(const std::string& folder, ParamStore& store, Stream& stream);
 
-// UserError for a folder that holds another model than this one.
-void load_initial_weights(const std::string& folder, const ModelSpec& model, ParamStore& store, Stream& stream);
+// The weights of config.init.from, or what model.grow makes of them. UserError for a folder that holds another model
+// than this one.
+void load_initial_weights(const ModelConfig& config, const ModelSpec& model, ParamStore& store, Stream& stream);
 
 }  // namespace scaletrain

@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "base/process/terminal_text.h"
 #include "models.h"
@@ -365,6 +368,41 @@ TEST_CASE("a_run_starts_from_an_exported_model_at_its_loss") {
                      ": the file \"config.json\" is missing"));
   }
   CHECK_FALSE(std::filesystem::exists(workspace() / "from-other"));
+}
+
+TEST_CASE("a_model_that_grows_begins_at_the_loss_of_that_which_it_grew_from_and_trains_all_of_its_layers") {
+  const std::string folder = (workspace() / "grow-from").string();
+  REQUIRE(workspace().run({"checkpoint", "export", newest(), "--to", "huggingface", "--output", folder}).exit_code ==
+          0);
+  const auto first_losses = [&](const std::string& name, const std::vector<std::string>& more) {
+    std::vector<std::string> settings = {"model.init.from=" + folder, "train.steps=2", "train.lr_schedule.warmup=1"};
+    settings.insert(settings.end(), more.begin(), more.end());
+    const Ended end = workspace().run(workspace().training(name, settings));
+    REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+    std::map<long, std::string> losses;
+    for (const auto& [step, line] : trajectory_of(workspace() / name).steps) losses[step] = line.substr(0, line.find(' '));
+    return losses;
+  };
+  const auto of_folder = first_losses("grown-not", {});
+  for (const std::string order : {"stack", "interleave"}) {
+    const auto grown = first_losses("grown-" + order, {"model.layers=5", "model.grow.order=" + order});
+    // Zeros are added: to the bit.
+    CHECK(grown.at(1) == of_folder.at(1));
+    // Copies learn, too.
+    CHECK(grown.at(2) != of_folder.at(2));
+    const auto divided = first_losses("grown-ranks-" + order, {"model.layers=5", "model.grow.order=" + order,
+                                                              "parallel.tensor=2", "parallel.pipeline=2"});
+    for (const int step : {1, 2})
+      CHECK(std::stod(divided.at(step)) == doctest::Approx(std::stod(grown.at(step))).epsilon(1e-6));
+  }
+  const auto whole = first_losses("grown-whole", {"model.layers=5", "model.grow={order: stack, identity: false}"});
+  CHECK(whole.at(1) != of_folder.at(1));
+  // The run has its layers now.
+  const Ended resumed = workspace().run(workspace().training(
+      "grown-stack", {"model.init.from=" + folder, "train.steps=3", "train.lr_schedule.warmup=1", "model.layers=5",
+                      "model.grow.order=stack"}));
+  REQUIRE_MESSAGE(resumed.exit_code == 0, resumed.errors);
+  CHECK(trajectory_of(workspace() / "grown-stack").last_step() == 3);
 }
 
 TEST_CASE("a_folder_alone_says_what_the_model_is_also_to_check_and_a_run_that_has_begun_no_longer_needs_it") {

@@ -99,7 +99,6 @@ class RankStore {
     return count;
   }
 
- private:
   // visit(tensor name, index in the whole tensor, value) for all masters and states; tied copies as their owner.
   template <class Visit>
   void visit(Visit visit) {
@@ -118,6 +117,7 @@ class RankStore {
     for (std::size_t state = 0; state < adam_states().size(); ++state) one_kind(StateKind::optimizer, state);
   }
 
+ private:
   const ParamTable& table_;
   ShardLayout layout_;
   std::unique_ptr<Backend> backend_;

@@ -332,6 +332,24 @@ FolderModel small_folder() {
 
 }  // namespace
 
+TEST_CASE("a model that grows has the layers that the config says, more than the folder's") {
+  const std::string grows = ", grow: {order: stack}";
+  const ModelConfig model = load_from(small_folder(), grows + ", layers: 5").config.model;
+  CHECK(model.layers == 5);
+  CHECK(model.hidden == 1024);
+  CHECK(contains(errors_from(small_folder(), grows),
+                 "model.layers: is missing; model.grow.order needs to know how many layers the model is to have, more "
+                 "than the 3 of that in f"));
+  CHECK(contains(errors_from(small_folder(), grows + ", layers: 3"),
+                 "model.layers: 3, but the model in f has 3, and model.grow.order stack makes a deeper one of it"));
+  // What a run that has begun holds is as deep already.
+  FolderModel of_run = small_folder();
+  of_run.is_of_run = true;
+  of_run.model.layers = 5;
+  CHECK(load_from(of_run, grows + ", layers: 5").config.model.layers == 5);
+  CHECK(load_from(of_run, grows).config.model.layers == 5);
+}
+
 TEST_CASE("a folder to start from brings the shape, and what is said beside it agrees") {
   const FolderModel folder = small_folder();
   const ModelConfig model = load_from(folder, "").config.model;

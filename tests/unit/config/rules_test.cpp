@@ -373,6 +373,12 @@ TEST_CASE("keys that nothing would read are refused, their defaults are not") {
       {{"model.init.from=x", "model.init.type=he"}, "model.init.type: has no effect: model.init.from brings"},
       {{"model.init.from=x", "model.init.std=0.5"}, "model.init.std: has no effect"},
       {{"model.init.from=x", "model.init.scale_residual=false"}, "model.init.scale_residual: has no effect"},
+      {{"model.grow.identity=false"}, "model.grow.identity: has no effect: it is only for model.grow.order stack or"},
+      {{"model.grow.order=stack"}, "model.grow.order: there is nothing to grow from: name a Hugging Face folder"},
+      {{"model.init.from=x", "model.grow.order=stack", "finetune.lora={targets: [q_proj]}"},
+       "model.grow.order: adapters are for a model as it lies in its folder"},
+      {{"model.init.from=x", "model.preset=gemma3-1b", "model.grow.order=interleave"},
+       "model.grow.order: layers between others change which of them have a window"},
   };
   for (const Case& bad : cases) {
     const std::string report = override_errors(bad.settings);

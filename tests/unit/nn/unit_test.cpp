@@ -256,7 +256,7 @@ TEST_CASE("the head's chunks take about 32 MiB of logits or a block's scratch an
       }
   CHECK(head_chunk_rows(1000, 10000000, 0) == 16);  // products of fewer rows would cost more than the memory does
   // A GPU is full with more of them: 384 MiB of halves.
-  const LogitRows of_gpu = LogitRows::aligned_to(64);
+  const ScratchRows of_gpu = ScratchRows::aligned_to(64);
   CHECK(head_chunk_rows(65536, 50257, 65536 * 3072, of_gpu) == 3904);  // 17 chunks
   CHECK(head_chunk_rows(65536, 128256, 65536 * 3072, of_gpu) == 1600);
 }
