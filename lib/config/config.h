@@ -282,11 +282,21 @@ struct BatchRampConfig {
   bool operator==(const BatchRampConfig&) const = default;
 };
 
+// The batch follows the gradient noise scale (optim/adaptive_batch.h) between these.
+struct BatchAutoConfig {
+  std::int64_t min = 0;  // samples
+  std::int64_t max = 0;  // min doubled some times
+  std::int64_t every = 100;  // steps between decisions
+  bool operator==(const BatchAutoConfig&) const = default;
+};
+
 struct TrainConfig {
   std::optional<std::int64_t> steps;  // exactly one of steps, tokens, epochs
   std::optional<std::int64_t> tokens;
   std::optional<double> epochs;    // times all samples of data.train together; any part of an epoch
-  std::int64_t global_batch = 32;  // samples per optimizer step
+  std::int64_t global_batch = 32;  // samples per optimizer step, at most
+  // global_batch: auto. Then that is the most of batch_auto, which there is exactly then.
+  bool adapts_batch = false;
   std::int64_t micro_batch = 4;    // samples of a replica that go through its stages at once
   OptimizerConfig optimizer;
   LrScheduleConfig lr_schedule;
@@ -295,6 +305,7 @@ struct TrainConfig {
   double z_loss = 0.0;  // times the square of log(sum of exp(logits)), of each token, is added to what is optimised
   std::optional<EmaConfig> ema{};
   std::optional<BatchRampConfig> batch_ramp{};
+  std::optional<BatchAutoConfig> batch_auto{};
   RecomputeKind recompute = RecomputeKind::none;  // changes no bit of a run
   NonfiniteConfig nonfinite;
   std::optional<SpikeConfig> spike;
@@ -407,6 +418,13 @@ struct LaunchConfig {
   RankTransport transport = RankTransport::automatic;
 };
 
+// The gradient noise scale, measured every so many steps (optim/gradient_noise.h).
+struct GradientNoiseConfig {
+  std::int64_t every = 10;  // steps
+  double decay = 0.95;      // of what was measured before, at each measurement
+  bool operator==(const GradientNoiseConfig&) const = default;
+};
+
 struct LogConfig {
   // Steps between lines for people where they are no terminal (metrics.jsonl has every step). Nothing: auto, some in
   // the beginning and then about one every half minute.
@@ -414,6 +432,7 @@ struct LogConfig {
   bool tensorboard = false;
   // Of a rank's device, in TFLOP/s. Nothing: auto, what its data sheet says or what is measured at start.
   std::optional<double> peak_tflops;
+  std::optional<GradientNoiseConfig> gradient_noise{};
 
   std::optional<double> peak_flops() const { return peak_tflops ? std::optional(*peak_tflops * 1e12) : std::nullopt; }
 };

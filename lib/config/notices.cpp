@@ -27,12 +27,15 @@ class Notices {
     add_unfreeze();
     add_learning_rate();
     add_spike();
+    add_gradient_noise();
     add_evaluation();
     add_supervision();
   }
 
  private:
   bool is_given(const std::string& path) const { return context_.given.contains(path); }
+  // Of a batch that is auto the noise decides.
+  bool knows_steps() const { return config_.train.has_one_length() && !config_.train.adapts_batch; }
 
   void add_vocab() {
     const auto& vocab = config_.model.vocab;
@@ -106,7 +109,7 @@ class Notices {
   void add_warmup() {
     const TrainConfig& train = config_.train;
     const auto& warmup = train.lr_schedule.warmup;
-    if (!warmup || !train.has_one_length() || train.epochs) return;
+    if (!warmup || !knows_steps() || train.epochs) return;
     const std::int64_t steps = *train.num_steps(config_.model.context);
     if (*warmup > steps && train.tokens) {
       notices_.push_back(
@@ -123,7 +126,7 @@ class Notices {
 
   void add_unfreeze() {
     const TrainConfig& train = config_.train;
-    if (!train.has_one_length()) return;
+    if (!knows_steps()) return;
     const std::optional<std::int64_t> steps = train.num_steps(config_.model.context);
     for (const UnfreezeConfig& phase : config_.finetune.unfreeze)
       if (steps && phase.step >= *steps)
@@ -141,6 +144,15 @@ class Notices {
           train.global_batch, train.batch_ramp->steps, *train.steps));
     const auto& scaling = train.optimizer.scale_with_batch;
     if (!scaling) return;
+    if (train.adapts_batch && train.batch_auto) {
+      notices_.push_back(fmt::format(
+          "train.optimizer.scale_with_batch: the learning rate follows the batch, from {} with {} samples to {} with {} "
+          "({})",
+          number_text(peak_learning_rate(train.optimizer, train.batch_auto->min)), train.batch_auto->min,
+          number_text(peak_learning_rate(train.optimizer, train.global_batch)), train.global_batch,
+          to_text(scaling->rule)));
+      return;
+    }
     notices_.push_back(fmt::format(
         "train.optimizer.scale_with_batch: the learning rate is {}: {} of {} samples, scaled to {} ({})",
         number_text(peak_learning_rate(train.optimizer, train.global_batch)),
@@ -149,13 +161,28 @@ class Notices {
 
   void add_spike() {
     const TrainConfig& train = config_.train;
-    if (!train.spike || !train.has_one_length()) return;
+    if (!train.spike) return;
+    if (knows_steps()) add_spike_window();
+    add_rollback_reach();
+  }
+
+  void add_spike_window() {
+    const TrainConfig& train = config_.train;
     const std::optional<std::int64_t> steps = train.num_steps(config_.model.context);
     if (steps && train.spike->window >= *steps)
       notices_.push_back(
           fmt::format("train.spike: a window of {} steps must be full before a loss is judged, and the run has {}",
                       train.spike->window, *steps));
-    add_rollback_reach();
+  }
+
+  void add_gradient_noise() {
+    const auto& noise = config_.log.gradient_noise;
+    const TrainConfig& train = config_.train;
+    if (!noise || !knows_steps()) return;
+    const std::optional<std::int64_t> steps = train.num_steps(config_.model.context);
+    if (steps && noise->every > *steps)
+      notices_.push_back(fmt::format("log.gradient_noise: it is measured every {} steps, and the run has {}: never",
+                                     noise->every, *steps));
   }
 
   // The oldest of the kept checkpoints is, right after a save, as many saves back as there are others.

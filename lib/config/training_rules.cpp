@@ -14,7 +14,9 @@ class TrainingRules : private RuleScope {
     if (origin_ == Origin::user) check_lr_schedule();
     check_decay();
     check_batch_ramp();
+    check_auto_batch();
     check_average();
+    check_gradient_noise();
   }
 
  private:
@@ -86,6 +88,61 @@ class TrainingRules : private RuleScope {
              fmt::format("{} steps are fewer than the {} times that the batch is to grow; raise steps, or `by`",
                          ramp.steps, growth / ramp.by));
     }
+  }
+
+  void check_auto_batch() {
+    const TrainConfig& train = config_.train;
+    const std::string key = "train.global_batch";
+    const std::string section = "train.batch_auto";
+    if (!are_fine({key, section, section + ".min", section + ".max", section + ".every"})) return;
+    if (!train.adapts_batch) {
+      if (train.batch_auto)
+        refuse({section, key}, "it bounds train.global_batch: auto; write that, or remove the key");
+      return;
+    }
+    if (!train.batch_auto)
+      return refuse({key, section},
+                    "auto needs bounds: add train.batch_auto: {min: 64, max: 1024}, or give a number of samples");
+    check_sizes(*train.batch_auto);
+    check_what_adapts();
+  }
+
+  void check_sizes(const BatchAutoConfig& bounds) {
+    const std::string section = "train.batch_auto";
+    std::int64_t largest = bounds.min;
+    while (largest <= bounds.max / 2) largest *= 2;
+    if (bounds.max < bounds.min) {
+      refuse({section + ".max", section}, fmt::format("{} is below `min` {}", bounds.max, bounds.min));
+    } else if (largest != bounds.max) {
+      refuse({section + ".max", section},
+             fmt::format("{} is not `min` {} doubled some times; use {} or {}", bounds.max, bounds.min, largest,
+                         2 * largest));
+    }
+  }
+
+  void check_what_adapts() {
+    const TrainConfig& train = config_.train;
+    const std::string key = "train.global_batch";
+    if (!config_.log.gradient_noise && are_fine({"log.gradient_noise"}))
+      refuse({key, "log.gradient_noise"},
+             "auto follows the gradient noise scale, which is not measured: add log.gradient_noise: {}");
+    if (train.batch_ramp && are_fine({"train.batch_ramp"}))
+      refuse({"train.batch_ramp", key}, "a batch that is auto has no ramp; remove one of the keys");
+    if (!train.tokens && train.has_one_length() && are_fine({train.length_key()}))
+      refuse({train.length_key(), key},
+             "how many steps a run has whose batch is auto is not known before; give train.tokens in its place");
+    if (train.optimizer.type == OptimizerKind::ademamix && !train.optimizer.slow_warmup &&
+        are_fine({"train.optimizer.type", "train.optimizer.slow_warmup"}))
+      refuse({"train.optimizer.slow_warmup", "train.optimizer.type", key},
+             "auto is the run's steps, which are not known before where train.global_batch is auto; give a number");
+  }
+
+  void check_gradient_noise() {
+    if (!config_.log.gradient_noise || !are_fine({"log.gradient_noise", "train.global_batch"})) return;
+    if (config_.train.global_batch < 2)
+      refuse({"log.gradient_noise", "train.global_batch"},
+             "it is measured from the two halves of a batch, and train.global_batch: 1 has none; raise that, or remove "
+             "the key");
   }
 
   void check_average() {

@@ -193,6 +193,7 @@ ParamStore::Options PhasePlan::store_options(DType computed_in) const {
           .packed_bytes = packed_bytes,
           .reduce = reduce,
           .zero = zero,
+          .second_gradients = gradient_noise.has_value(),
           .sequence = sequence,
           .offload = offload};
 }
@@ -224,6 +225,7 @@ MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace, const Sch
       {"communication staging", traffic.staging + transfer_staging(activation, rank), !is_host_accessible(space)},
       {"kernel workspace", backend_workspace, is_host_accessible(space)},
   };
+  if (gradient_noise) memory.items.push_back({"gradients of half a batch", store.second_gradients});
   if (offload) memory.items.push_back({"staging of offloaded state", store.state_staging});
   // Of every stage, if of one: not all are in a group that sums.
   if (is_direct()) {
@@ -347,6 +349,7 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
   phase.numbers_per_update = make_optimizer(config.train.optimizer)->num_summed(phase.table);
   phase.optimizer_states = training_states(config.train);
   phase.ema = config.train.ema;
+  phase.gradient_noise = config.log.gradient_noise;
   phase.offload = config.train.optimizer.offload == OffloadKind::host;
   phase.background_saves = config.checkpoint.background;
   phase.loss_gradient = 1.0 / static_cast<double>(checked_mul(config.train.global_batch, config.model.context));

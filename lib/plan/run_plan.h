@@ -48,6 +48,8 @@ struct RankTraffic {
 
 // Numbers (f64) that a step sums over all ranks: the norm, the loss, the tokens, and the votes.
 inline constexpr std::int64_t numbers_per_step = 5;
+// Before these, in a step in halves: the norms of both, and the tokens of the first.
+inline constexpr std::int64_t numbers_per_halves = 3;
 // And at the end of each set that they evaluate: its loss and its target tokens.
 inline constexpr std::int64_t numbers_per_evaluation = 2;
 
@@ -83,6 +85,7 @@ struct PhasePlan {
   std::vector<std::string> optimizer_states;                     // per-element state, by name; the average is the last
   std::int64_t numbers_per_update = 0;                           // that the optimizer sums over all ranks, of its own
   std::optional<EmaConfig> ema;                                  // of the weights
+  std::optional<GradientNoiseConfig> gradient_noise;             // some steps are made in halves
   bool offload = false;                                          // masters and that state lie in the host's memory
   bool background_saves = false;
   RecomputeKind recompute = RecomputeKind::none;

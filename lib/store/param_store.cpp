@@ -248,6 +248,14 @@ void ParamStore::zero_gradients(Stream& stream, std::int64_t updates) {
   impl_->gradients->zero(stream, updates);
 }
 
+void ParamStore::set_gradients_aside(Stream& stream) {
+  impl_->gradients->set_aside(stream);
+}
+
+void ParamStore::add_gradients_set_aside(Stream& stream) {
+  impl_->gradients->add_set_aside(stream);
+}
+
 std::int64_t ParamStore::updates() const {
   return impl_->gradients->updates();
 }

@@ -125,6 +125,9 @@ class ParamStore {
     // dtype.
     std::optional<DType> reduce{};
     ZeroPolicy zero{};
+    // There is memory for the gradients that the optimizer of this rank reads, a second time: for those of half a batch
+    // (set_gradients_aside).
+    bool second_gradients = false;
     bool sequence = false;  // activations between tensor-parallel parts are sequence shards
     // Masters and states of what is trained lie in pinned memory of the host.
     bool offload = false;
@@ -165,6 +168,11 @@ class ParamStore {
   void zero_gradients(Stream& stream, std::int64_t updates = std::numeric_limits<std::int64_t>::max());
   // As it was told last; 0 before.
   std::int64_t updates() const;
+  // With second_gradients, for a step whose gradients are reduced in two parts. When those of the first part are
+  // complete, as for update_ranges: keeps what the optimizer of this rank reads of them; zero_gradients follows. When
+  // those of the second are: adds the first to them, and the optimizer reads the sum.
+  void set_gradients_aside(Stream& stream);
+  void add_gradients_set_aside(Stream& stream);
   // Shows `update` everything the optimizer of this rank updates, range by range, for it to issue their updates to the
   // stream; with offload in pieces that are in the device's memory for that long. Gradients are complete after
   // reduce_tied and finish_gradients of all. What the stream is given afterwards finds masters and states updated.
@@ -211,6 +219,7 @@ struct StoreBytes {
   std::size_t masters = 0;
   std::size_t computed = 0;  // compute weights, where they are not the masters; frozen ones that are all there is
   std::size_t gradients = 0;
+  std::size_t second_gradients = 0;
   std::size_t states = 0;
   std::size_t packed = 0;         // packed forms of compute weights
   std::size_t gathered = 0;       // staging of gathered weights
@@ -218,7 +227,8 @@ struct StoreBytes {
   // Accumulators of sharded gradients, copies for sums over tensor ranks, and those that travel in a type of their own.
   std::size_t gradient_staging = 0;
   std::size_t total() const {
-    return masters + computed + gradients + states + packed + gathered + state_staging + gradient_staging;
+    return masters + computed + gradients + second_gradients + states + packed + gathered + state_staging +
+           gradient_staging;
   }
 };
 StoreBytes store_bytes(const ParamTable& table, const ShardLayout& layout, const ParamStore::Options& options);

@@ -48,6 +48,9 @@ class StoreGradients {
   void reduce_tied(Stream& stream);
   void zero(Stream& stream, std::int64_t updates);
   std::int64_t updates() const { return updates_; }
+  // As the store's.
+  void set_aside(Stream& stream);
+  void add_set_aside(Stream& stream);
   // Orders the stream behind every reduction that is under way.
   void settle(Stream& stream);
 
@@ -95,6 +98,8 @@ class StoreGradients {
   void reduce_over_replicas(Stream& stream, int bucket, int staging);
   void sum_result(Stream& stream, GroupKind over, int bucket);
   void complete_first(Stream& stream);
+  template <class Visit>
+  void for_each_set_aside(Visit visit) const;
 
   Backend& backend_;
   const StoreMemory& memory_;
@@ -102,6 +107,7 @@ class StoreGradients {
   const RankGroups* groups_;
   Communicator* data_ = nullptr;
   std::vector<Buffer> gradients_;
+  std::vector<Buffer> set_aside_;  // by flat buffer: what the optimizer reads of it; none without second gradients
   Buffer shared_;
   Buffer sums_;
   std::vector<Staging> staging_;

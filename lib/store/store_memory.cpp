@@ -179,6 +179,7 @@ StoreMemory plan_store_memory(const ParamTable& table, const ShardLayout& layout
     memory.sums_over_copies = layout.mesh().is_hierarchical();
   }
   memory.gradients = options.gradients;
+  memory.second_gradients = options.gradients && options.second_gradients;
   memory.num_states = options.gradients ? options.state_names.size() : 0;
   for (const FlatBuffer& flat : layout.buffers()) {
     memory.dtypes.push_back(flat.dtype == DType::f32 ? options.dtype : flat.dtype);
@@ -309,6 +310,7 @@ StoreBytes store_bytes(const ParamTable& table, const ShardLayout& layout, const
       bytes.computed += bytes_of(buffer, memory.zero.shard_parameters, memory.compute[buffer]);
     if (!memory.gradients || layout.buffers()[buffer].role != ParamRole::trained) continue;
     bytes.gradients += bytes_of(buffer, memory.zero.shard_gradients, dtype);
+    if (memory.second_gradients) bytes.second_gradients += bytes_of(buffer, memory.zero.shard_optimizer, dtype);
     bytes.states += memory.num_states * bytes_of(buffer, memory.zero.shard_optimizer, dtype);
   }
   std::vector<UnitPlace> units;

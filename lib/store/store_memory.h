@@ -65,6 +65,7 @@ struct StoreMemory {
   // Several ranks hold each shard: what has been summed within a copy is summed over them.
   bool sums_over_copies = false;
   bool gradients = false;
+  bool second_gradients = false;  // those that the optimizer reads
   std::size_t num_states = 0;  // optimizer state per element
   std::vector<DType> dtypes;   // by buffer: of masters, gradients and states
   std::vector<DType> compute;  // by buffer: of what layers read

@@ -173,6 +173,12 @@ void EventWriter::write(const StepRecord& record) {
   if (record.loss_scale) scalars.push_back({"loss_scale", *record.loss_scale});
   if (record.gpu_memory_in_use)
     scalars.push_back({"gpu_memory_in_use", static_cast<double>(*record.gpu_memory_in_use)});
+  if (record.batch) scalars.push_back({"batch", static_cast<double>(*record.batch)});
+  if (record.noise) {
+    scalars.push_back({"noise_square", record.noise->square});
+    scalars.push_back({"noise_variance", record.noise->variance});
+    if (record.noise->scale) scalars.push_back({"noise_scale", *record.noise->scale});
+  }
   append(event_of_scalars(seconds_now(), record.step, scalars));
 }
 

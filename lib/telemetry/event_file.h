@@ -47,8 +47,8 @@ class EventWriter {
 
   // Training goes on with this step: what was written of it and of later ones is void.
   void begin_at(std::int64_t step);
-  // Tags: loss, learning_rate, grad_norm, tokens_per_second, mfu, step_seconds, and loss_scale and gpu_memory_in_use
-  // where there are.
+  // Tags: loss, learning_rate, grad_norm, tokens_per_second, mfu, step_seconds, and loss_scale, gpu_memory_in_use,
+  // batch, noise_square, noise_variance and noise_scale where there are.
   void write(const StepRecord& record);
   // Tag: validation/NAME/loss.
   void write(const EvaluationRecord& record);

@@ -189,6 +189,12 @@ void MetricsWriter::write(const StepRecord& record) {
       .add("wall_time", record.wall_time);
   if (record.loss_scale) line.add("loss_scale", *record.loss_scale);
   if (record.gpu_memory_in_use) line.add("gpu_memory_in_use", *record.gpu_memory_in_use);
+  if (record.batch) line.add("batch", *record.batch);
+  if (const auto& noise = record.noise) {
+    line.add("noise_square", noise->square).add("noise_variance", noise->variance);
+    if (noise->scale) line.add("noise_scale", *noise->scale);
+    line.add("noise_batch_small", noise->batch_small).add("noise_batch_big", noise->batch_big);
+  }
   append(line.finish());
   if (events() != nullptr) events_->write(record);
 }

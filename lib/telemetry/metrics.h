@@ -85,6 +85,17 @@ struct StartRecord {
   std::vector<SourceRecord> sources{};  // of data.train
 };
 
+// What a step has measured of the gradient's noise (log.gradient_noise). Flat members of a step's line, each with
+// `noise_` before its name.
+struct NoiseRecord {
+  double square = 0;                // estimate of the gradient's squared norm without noise, of this step
+  double variance = 0;              // of the variance of a sample's gradient, of this step
+  std::optional<double> scale{};    // the noise scale by the averages so far, in samples; nothing: not known yet
+  std::int64_t batch_small = 0;     // samples of the smaller half, and
+  std::int64_t batch_big = 0;       // of the batch that were compared
+  bool operator==(const NoiseRecord&) const = default;
+};
+
 // One optimizer step. `step` and `tokens` count from the run's beginning, this step included.
 struct StepRecord {
   std::int64_t step = 0;
@@ -101,6 +112,8 @@ struct StepRecord {
   std::optional<double> loss_scale{};  // of fp16: that this step was made with
   // Bytes of rank 0's GPU that are in use at the end of the step, by whatever process.
   std::optional<std::uint64_t> gpu_memory_in_use{};
+  std::optional<std::int64_t> batch{};  // samples of the step, where the batch follows the noise
+  std::optional<NoiseRecord> noise{};   // of a step that measured it
 };
 
 struct EvaluationRecord {

@@ -40,6 +40,9 @@ class Fields {
   std::optional<double> number_if_any(std::string_view key) const {
     return object_.contains(key) ? std::optional(number(key)) : std::nullopt;
   }
+  std::optional<std::int64_t> integer_if_any(std::string_view key) const {
+    return object_.contains(key) ? std::optional(integer(key)) : std::nullopt;
+  }
   std::optional<std::uint64_t> natural_if_any(std::string_view key) const {
     return object_.contains(key) ? std::optional(natural(key)) : std::nullopt;
   }
@@ -65,6 +68,14 @@ class Fields {
             .micro_batch = in.integer("micro_batch"),
             .micro_batches = in.integer("micro_batches"),
             .threads = in.integer("threads")};
+  }
+  std::optional<NoiseRecord> noise() const {
+    if (!object_.contains("noise_square")) return std::nullopt;
+    return NoiseRecord{.square = number("noise_square"),
+                       .variance = number("noise_variance"),
+                       .scale = number_if_any("noise_scale"),
+                       .batch_small = integer("noise_batch_small"),
+                       .batch_big = integer("noise_batch_big")};
   }
   std::vector<SourceRecord> sources() const {
     std::vector<SourceRecord> out;
@@ -154,7 +165,9 @@ void add_line(Metrics& metrics, std::string_view text, const std::string& where)
                              .elapsed_seconds = in.number_or_zero("elapsed_seconds"),
                              .wall_time = in.text_or_empty("wall_time"),
                              .loss_scale = in.number_if_any("loss_scale"),
-                             .gpu_memory_in_use = in.natural_if_any("gpu_memory_in_use")});
+                             .gpu_memory_in_use = in.natural_if_any("gpu_memory_in_use"),
+                             .batch = in.integer_if_any("batch"),
+                             .noise = in.noise()});
   } else if (kind == "evaluation") {
     add_or_replace(metrics.evaluations,
                    {.step = in.integer("step"),

@@ -36,6 +36,11 @@ std::vector<Column> columns_of_steps() {
   const auto of_step = [](auto member) {
     return [member](const Row& row) { return row.step == nullptr ? Cell() : Cell(row.step->*member); };
   };
+  const auto of_noise = [](auto member) {
+    return [member](const Row& row) {
+      return row.step == nullptr || !row.step->noise ? Cell() : Cell((*row.step->noise).*member);
+    };
+  };
   return {{"tokens", of_step(&StepRecord::tokens)},
           {"loss", of_step(&StepRecord::loss)},
           {"learning_rate", of_step(&StepRecord::learning_rate)},
@@ -58,6 +63,19 @@ std::vector<Column> columns_of_steps() {
                         ? Cell()
                         : Cell(static_cast<std::int64_t>(*row.step->gpu_memory_in_use));
            }},
+          {"batch",
+           [](const Row& row) {
+             return row.step == nullptr || !row.step->batch ? Cell() : Cell(*row.step->batch);
+           }},
+          {"noise_square", of_noise(&NoiseRecord::square)},
+          {"noise_variance", of_noise(&NoiseRecord::variance)},
+          {"noise_scale",
+           [](const Row& row) {
+             const bool is_known = row.step != nullptr && row.step->noise && row.step->noise->scale;
+             return is_known ? Cell(*row.step->noise->scale) : Cell();
+           }},
+          {"noise_batch_small", of_noise(&NoiseRecord::batch_small)},
+          {"noise_batch_big", of_noise(&NoiseRecord::batch_big)},
           {"skip", [](const Row& row) { return row.skip == nullptr ? Cell() : Cell(row.skip->reason); }}};
 }
 

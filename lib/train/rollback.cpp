@@ -11,6 +11,8 @@
 #include "base/numbers/checked.h"
 #include "checkpoint/catalog.h"
 #include "checkpoint/quarantine.h"
+#include "optim/adaptive_batch.h"
+#include "optim/gradient_noise.h"
 #include "train/data/data_left.h"
 #include "train/early_stop.h"
 #include "train/run_length.h"
@@ -45,6 +47,8 @@ RunState restore(const Checkpoint& checkpoint, const Config& config, ParamStore&
   if (!state.warmup) state.warmup = before.train.lr_schedule.warmup;
   state.warmup = warmup_steps(config, state);
   state.loss_scale = continue_loss_scale(state.loss_scale, config.precision);
+  state.batch = continue_batch(state.batch, config.train);
+  state.gradient_noise = continue_gradient_noise(state.gradient_noise, config.log.gradient_noise);
   checkpoint.load(store, stream, true, work);
   return state;
 }

@@ -34,6 +34,12 @@ std::int64_t last_step_of_epochs(const Config& config, const RunState& state) {
 
 }  // namespace
 
+TrainConfig train_from(const Config& config, const RunState& state) {
+  TrainConfig train = config.train;
+  if (train.adapts_batch) train.global_batch = state.batch.value_or(train.batch_auto->min);
+  return train;
+}
+
 std::int64_t steps_of_epochs(double epochs, std::int64_t samples, std::int64_t consumed,
                              std::optional<std::int64_t> left, std::int64_t global_batch) {
   const double all = std::round(epochs * static_cast<double>(samples));
@@ -60,17 +66,20 @@ std::int64_t last_step(const Config& config, const RunState& state) {
   SCALETRAIN_CHECK(train.tokens.has_value());
   const std::int64_t left = *train.tokens - state.history.tokens_consumed();
   if (left <= 0) return state.step;
-  return checked_add(state.step, steps_to_samples(train, state.step, ceil_div(left, config.model.context)));
+  return checked_add(state.step, steps_to_samples(train_from(config, state), state.step,
+                                                  ceil_div(left, config.model.context)));
 }
 
 std::int64_t warmup_steps(const Config& config, const RunState& state) {
   if (config.train.lr_schedule.warmup) return *config.train.lr_schedule.warmup;
+  // The steps of a run whose batch is auto are known for as long as it stays.
+  if (config.train.adapts_batch && state.warmup) return *state.warmup;
   const std::int64_t steps = last_step(config, state);
   return state.warmup && *state.warmup <= steps ? *state.warmup : default_warmup(steps);
 }
 
 void check_warmup(const Config& config, const RunState& state) {
-  if (!has_last_step(config, state)) return;
+  if (!has_last_step(config, state) || (config.train.adapts_batch && state.step > 0)) return;
   const LrScheduleConfig& schedule = config.train.lr_schedule;
   const std::int64_t steps = last_step(config, state);
   if (schedule.warmup && *schedule.warmup > steps)
@@ -90,16 +99,17 @@ double next_learning_rate(const Config& config, const RunState& state) {
   LrScheduleConfig schedule = config.train.lr_schedule;
   SCALETRAIN_CHECK(state.warmup.has_value());
   schedule.warmup = state.warmup;
-  const double peak = peak_learning_rate(config.train.optimizer, config.train.global_batch);
+  const TrainConfig train = train_from(config, state);
+  const double peak = peak_learning_rate(train.optimizer, train.global_batch);
   const std::int64_t total = std::max<std::int64_t>(1, last_step(config, state));
   const std::int64_t update = std::min(state.step + 1, total);
   const std::int64_t start = std::max<std::int64_t>(*state.warmup, 1);
   if (config.train.steps || update <= start) return learning_rate(schedule, peak, update, total);
-  const std::int64_t batch = batch_of_step(config.train, state.step);
+  const std::int64_t batch = batch_of_step(train, state.step);
   const std::int64_t before = state.history.samples_consumed();
   const std::int64_t warm = state.history.samples_of_steps(start);
   const std::int64_t end =
-      checked_add(before, samples_from(config.train, state.step, std::max<std::int64_t>(total - state.step, 1)));
+      checked_add(before, samples_from(train, state.step, std::max<std::int64_t>(total - state.step, 1)));
   return decayed_rate(schedule, peak,
                       {.done = static_cast<double>(before + batch - warm),
                        .whole = static_cast<double>(end - warm),

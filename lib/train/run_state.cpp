@@ -59,6 +59,26 @@ std::optional<LossScaleState> read_loss_scale(const Scalars& scalars, const std:
   return state;
 }
 
+void write_gradient_noise(const std::optional<GradientNoiseState>& state, Scalars& scalars) {
+  if (!state) return;
+  put_scalar(scalars, "gradient_noise.square", state->square);
+  put_scalar(scalars, "gradient_noise.variance", state->variance);
+  put_scalar(scalars, "gradient_noise.weight", state->weight);
+}
+
+std::optional<GradientNoiseState> read_gradient_noise(const Scalars& scalars, const std::string& where) {
+  if (!has_scalar(scalars, "gradient_noise.square")) return std::nullopt;
+  const GradientNoiseState state{.square = get_double(scalars, "gradient_noise.square", where),
+                                 .variance = get_double(scalars, "gradient_noise.variance", where),
+                                 .weight = get_double(scalars, "gradient_noise.weight", where)};
+  const bool is_finite = std::isfinite(state.square) && std::isfinite(state.variance);
+  if (!is_finite || !(state.weight >= 0.0 && state.weight <= 1.0))
+    throw InputError(
+        fmt::format("{}: gradient_noise.square {}, gradient_noise.variance {} and gradient_noise.weight {} cannot be",
+                    where, state.square, state.variance, state.weight));
+  return state;
+}
+
 }  // namespace
 
 void write_state(const RunState& state, bool is_best, Manifest& manifest) {
@@ -84,6 +104,8 @@ void write_state(const RunState& state, bool is_best, Manifest& manifest) {
   manifest.base = state.base;
   write_scalars(state.early_stop, manifest.scalars);
   write_loss_scale(state.loss_scale, manifest.scalars);
+  write_gradient_noise(state.gradient_noise, manifest.scalars);
+  if (state.batch) put_scalar(manifest.scalars, "batch_auto.batch", *state.batch);
   write_spike(state.spike, manifest.scalars);
 }
 
@@ -116,6 +138,11 @@ RunState read_state(const Manifest& manifest, const std::string& where) {
                                  state.history.tokens_consumed(), manifest.tokens));
   state.early_stop = read_early_stop(manifest.scalars, where);
   state.loss_scale = read_loss_scale(manifest.scalars, where);
+  state.gradient_noise = read_gradient_noise(manifest.scalars, where);
+  if (has_scalar(manifest.scalars, "batch_auto.batch")) {
+    state.batch = get_integer(manifest.scalars, "batch_auto.batch", where);
+    if (*state.batch < 1) throw InputError(fmt::format("{}: a batch of {} samples cannot be", where, *state.batch));
+  }
   state.spike = read_spike(manifest.scalars, where);
   const auto best = manifest.scalars.find("best_save_id");
   if (best != manifest.scalars.end())

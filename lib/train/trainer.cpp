@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <string>
 #include <utility>
@@ -14,6 +15,8 @@
 #include "base/text.h"
 #include "config/batch_ramp.h"
 #include "config/keys/keys.h"
+#include "optim/adaptive_batch.h"
+#include "optim/gradient_noise.h"
 #include "optim/loss_scale.h"
 #include "optim/nonfinite_policy.h"
 #include "optim/spike_policy.h"
@@ -48,7 +51,10 @@ struct Trainer::Impl {
   std::optional<TrainOutcome> conclude_step(const StepRunner::Votes& all);
   // Nothing if training went back to an older state instead of making this step.
   std::optional<StepRunner::Votes> train_step();
-  void finish_step(const StepOutcome& outcome, double seconds);
+  // The step itself, in halves where it measures the gradient's noise.
+  StepRunner::Result make_step(const StepSettings& settings);
+  void finish_step(const StepRunner::Result& result, double seconds);
+  void adapt_batch();
   void record_skip(const StepOutcome& outcome);
   std::vector<std::uint64_t> batch_samples() const;
   // The spike policy, for a step whose loss is finite. level: what its loss is measured against.
@@ -126,7 +132,7 @@ TrainOutcome Trainer::Impl::run() {
       if (checkpoints.saved_step() != state.step) checkpoints.save({.must = true});
       return TrainOutcome::interrupted;
     }
-    state.history.change_batch(batch_of_step(config.train, state.step));
+    state.history.change_batch(batch_of_step(train_from(config, state), state.step));
     if (!has_next_batch(parts.data, state)) end_without_data();
     const std::optional<StepRunner::Votes> votes = train_step();
     if (!votes) continue;
@@ -186,8 +192,7 @@ std::optional<StepRunner::Votes> Trainer::Impl::train_step() {
   const std::optional<LossLevel> level = policy ? loss_level(*policy, state.spike) : std::nullopt;
   source.set_batch(state.history.batch());
   const OptimizerConfig& optimizer = config.train.optimizer;
-  const StepRunner::Result result = parts.runner.step(
-      source,
+  const StepRunner::Result result = make_step(
       {.learning_rate = next_learning_rate(config, state),
        .clip_norm = config.train.clip_norm,
        .beta1 = optimizer.beta1,
@@ -196,11 +201,9 @@ std::optional<StepRunner::Votes> Trainer::Impl::train_step() {
        .update = state.updates + 1,
        .loss_limit = level && policy->action != SpikeAction::warn ? std::optional(level->limit) : std::nullopt,
        .loss_scale = loss_scale_of(config.precision, state.loss_scale),
-       .scale_can_fall = can_fall(state.loss_scale)},
-      [this] { return own_votes(); }, [this] { checkpoints.before_update(); },
-      plan.micro_batches_of(batch_of_step(config.train, state.step)));
+       .scale_can_fall = can_fall(state.loss_scale)});
   checkpoints.poll();
-  finish_step(result.outcome, seconds_since(start));
+  finish_step(result, seconds_since(start));
   const SkipReason skip = result.outcome.skip;
   if (policy && (skip == SkipReason::none || skip == SkipReason::spike)) judge_loss(result.outcome, level);
   enter(false);
@@ -208,7 +211,23 @@ std::optional<StepRunner::Votes> Trainer::Impl::train_step() {
   return result.votes;
 }
 
-void Trainer::Impl::finish_step(const StepOutcome& outcome, double seconds) {
+StepRunner::Result Trainer::Impl::make_step(const StepSettings& settings) {
+  const StepRunner::AskVotes votes = [this] { return own_votes(); };
+  const StepRunner::BeforeUpdate before_update = [this] { checkpoints.before_update(); };
+  const std::vector<std::int64_t>& samples = source.batch();
+  const auto count = narrow<std::int64_t>(samples.size());
+  if (!measures_noise(config.log.gradient_noise, state.step + 1, count))
+    return parts.runner.step(source, settings, votes, before_update, plan.micro_batches_of(count));
+  const std::array<std::int64_t, 2> counts = halves_of(count);
+  TrainingSource first = source;
+  TrainingSource second = source;
+  first.set_batch({samples.begin(), samples.begin() + counts[0]});
+  second.set_batch({samples.begin() + counts[0], samples.end()});
+  return parts.runner.step_in_halves({{{first, counts[0]}, {second, counts[1]}}}, settings, votes, before_update);
+}
+
+void Trainer::Impl::finish_step(const StepRunner::Result& result, double seconds) {
+  const StepOutcome& outcome = result.outcome;
   const std::int64_t batch_tokens = source.batch_tokens();
   state.history.consume_batch(batch_tokens);
   ++state.step;
@@ -229,6 +248,17 @@ void Trainer::Impl::finish_step(const StepOutcome& outcome, double seconds) {
   const double flops = model_flops_per_token(plan.model, plan.table, state.updates) * line.tokens_per_second;
   if (parts.peak.is_measured) parts.peak.flops = std::max(parts.peak.flops, flops);
   if (parts.peak.flops > 0.0) line.mfu = flops / parts.peak.flops;
+  if (config.train.adapts_batch) line.batch = narrow<std::int64_t>(source.batch().size());
+  if (result.noise) {
+    state.gradient_noise =
+        after_measurement(state.gradient_noise.value(), *result.noise, config.log.gradient_noise->decay);
+    const auto batch = narrow<std::int64_t>(source.batch().size());
+    line.noise = NoiseRecord{.square = result.noise->square,
+                  .variance = result.noise->variance,
+                  .scale = noise_scale(*state.gradient_noise),
+                  .batch_small = halves_of(batch)[0],
+                  .batch_big = batch};
+  }
   record(line);
   if (is_first()) {
     parts.progress.set_total_steps(total_steps());  // padding makes a run of so many tokens longer
@@ -246,6 +276,17 @@ void Trainer::Impl::finish_step(const StepOutcome& outcome, double seconds) {
   } catch (const DivergedError& error) {
     diverge(error);
   }
+  if (config.train.adapts_batch) adapt_batch();
+}
+
+void Trainer::Impl::adapt_batch() {
+  const std::optional<double> scale = noise_scale(state.gradient_noise.value());
+  const std::int64_t batch = adapted_batch(*config.train.batch_auto, state.step, state.batch.value(), scale);
+  if (batch == state.batch) return;
+  parts.log.info(fmt::format("step {}: the gradient noise scale is {:.4g} samples, the batch {} from {} to {} "
+                             "(train.global_batch: auto)",
+                             state.step, *scale, batch > *state.batch ? "grows" : "falls", *state.batch, batch));
+  state.batch = batch;
 }
 
 void Trainer::Impl::diverge(const DivergedError& error) {

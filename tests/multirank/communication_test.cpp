@@ -43,6 +43,10 @@ void check_calls(const std::string& name, const Config& config, TestBackend back
   CHECK(outcome.problem.empty());
   std::vector<RankWork> work = {{.kind = Kind::load}, {}};
   work.insert(work.end(), run.further.begin(), run.further.end());
+  std::int64_t step = 0;
+  for (RankWork& part : work)
+    if (part.kind == Kind::step)
+      part.in_halves = measures_noise(config.log.gradient_noise, ++step, config.train.global_batch);
   for (std::size_t index = 0; index < outcome.traces.size(); ++index) {
     const Rank rank(static_cast<std::int64_t>(index));
     const Trace& step = outcome.step_traces[index];
@@ -118,6 +122,31 @@ TEST_CASE(
   chunks.parallel.schedule = ScheduleKind::interleaved;
   chunks.parallel.chunks = 2;
   check_calls("two chunks on one stage", chunks);
+}
+
+// Every second step; the first, which plans' volumes are of, is made whole.
+TEST_CASE("calls of steps in halves are as planned and in the planned order, between evaluations and loads") {
+  const auto measured = [](Config config) {
+    config.log.gradient_noise = GradientNoiseConfig{.every = 2};
+    return config;
+  };
+  for (std::int64_t zero = 0; zero <= 3; ++zero) {
+    check_calls("halves, data 3, zero " + std::to_string(zero), measured(laid_out(3, 1, 1, zero)));
+    check_calls("halves, data 2, tensor 2, pipeline 2, zero " + std::to_string(zero), measured(laid_out(2, 2, 2, zero)));
+    check_calls("halves, bf16, data 2, zero " + std::to_string(zero), measured(laid_out(2, 1, 1, zero)),
+                TestBackend::cpu_bf16);
+  }
+  Config groups = measured(laid_out(4, 1, 2, 2));
+  groups.parallel.zero_group = 2;
+  check_calls("halves, data 4 in pairs", groups);
+  Config one_micro_batch = measured(laid_out(2, 1, 2, 3));
+  one_micro_batch.train.micro_batch = 6;
+  one_micro_batch.parallel.schedule = ScheduleKind::zb_h1;
+  check_calls("halves, one micro-batch", one_micro_batch);
+  Config chunks = measured(laid_out(1, 1, 2, 0));
+  chunks.parallel.schedule = ScheduleKind::interleaved;
+  chunks.parallel.chunks = 2;
+  check_calls("halves, two chunks", chunks);
 }
 
 // Where masters and compute weights are two, a load makes the latter anew, and gathers them under ZeRO 1 and 2.

@@ -81,6 +81,45 @@ Key<Config> checkpoint_every_row() {
   return key;
 }
 
+// A number, or auto: two members, since the most that a batch may be is a number too.
+Key<Config> global_batch_row() {
+  const auto codec = optional(at_least(1, kMaxBatch), "auto");
+  Key<Config> key;
+  const auto write = [codec](const Config& config) {
+    const TrainConfig& train = config.train;
+    return codec.text(train.adapts_batch ? std::nullopt : std::optional(train.global_batch));
+  };
+  key.info = {"train.global_batch",
+              codec.type(),
+              "samples",
+              write(Config()),
+              "Samples per optimizer step; sizes that do not divide are padded. auto: by the gradient noise scale, "
+              "within batch_auto.",
+              with_notice};
+  key.read = [codec](const YamlNode& node, const std::string& path, Config& config, ReadContext& context) {
+    std::optional<std::int64_t> samples;
+    if (node.kind == YamlNode::Kind::null) return context.refuse(node.place, path, "expected " + codec.type());
+    const std::string problem = codec.parse(node, samples);
+    if (!problem.empty()) return context.refuse(node.place, path, problem);
+    config.train.adapts_batch = !samples;
+    if (samples) config.train.global_batch = *samples;
+  };
+  key.write = write;
+  return key;
+}
+
+// Its most is the batch that everything is planned for.
+Key<Config> batch_auto_row() {
+  Key<Config> key = section_row({"train.batch_auto", "", "Bounds of a batch that is auto.", with_notice},
+                                batch_auto_table(), FIELD(train.batch_auto));
+  key.read = [read = key.read](const YamlNode& node, const std::string& path, Config& config, ReadContext& context) {
+    read(node, path, config, context);
+    if (config.train.batch_auto && config.train.batch_auto->max > 0)
+      config.train.global_batch = config.train.batch_auto->max;
+  };
+  return key;
+}
+
 void add_run(KeyTable<Config>& table) {
   table.push_back(top({"run.name", "", "Names the run's folder where run.directory does not: runs/NAME."},
                       TextCodec{TextRule::plain_name}, FIELD(run.name)));
@@ -120,13 +159,12 @@ void add_train(KeyTable<Config>& table) {
                        "of steps.",
                        with_notice},
                       optional(positive(kMostEpochs)), FIELD(train.epochs)));
-  table.push_back(top({"train.global_batch", "samples",
-                       "Samples per optimizer step; sizes that do not divide are padded.", with_notice},
-                      at_least(1, kMaxBatch), FIELD(train.global_batch)));
+  table.push_back(global_batch_row());
   table.push_back(
       section_row({"train.batch_ramp", "",
                    "The batch grows to train.global_batch in the first steps; null: all steps have that.", with_notice},
                   batch_ramp_table(), FIELD(train.batch_ramp)));
+  table.push_back(batch_auto_row());
   table.push_back(
       top({"train.micro_batch", "samples", "Samples of a replica that go through its stages at once, at most."},
           at_least(1, kMaxBatch), FIELD(train.micro_batch)));
@@ -369,6 +407,11 @@ void add_rest(KeyTable<Config>& table) {
                        "A rank's device at its best, of which mfu is a share; auto: a GPU's data sheet, or matrix "
                        "products, which a start measures for 0.2 s."},
                       optional(positive(), "auto"), FIELD(log.peak_tflops)));
+  table.push_back(section_row(
+      {"log.gradient_noise", "",
+       "Measure the gradient noise scale, the batch beyond which more samples help little, from the two halves of a "
+       "step's batch; null: do not."},
+      gradient_noise_table(), FIELD(log.gradient_noise)));
 }
 
 }  // namespace
@@ -461,6 +504,23 @@ const KeyTable<BatchRampConfig>& batch_ramp_table() {
   return table;
 }
 
+const KeyTable<BatchAutoConfig>& batch_auto_table() {
+  static const KeyTable<BatchAutoConfig> table = [] {
+    KeyTable<BatchAutoConfig> out;
+    out.push_back(row<BatchAutoConfig>({"min", "samples", "The batch of the first step, and the least.", with_notice,
+                                        "required"},
+                                       at_least(2, kMaxBatch), FIELD(min)));
+    out.push_back(row<BatchAutoConfig>(
+        {"max", "samples", "The most; `min` doubled some times. Memory is planned for it.", with_notice, "required"},
+        at_least(2, kMaxBatch), FIELD(max)));
+    out.push_back(row<BatchAutoConfig>(
+        {"every", "steps", "After so many steps at a time the batch is doubled, halved or left.", with_notice},
+        at_least(1), FIELD(every)));
+    return out;
+  }();
+  return table;
+}
+
 const KeyTable<SpikeConfig>& spike_table() {
   static const KeyTable<SpikeConfig> table = [] {
     KeyTable<SpikeConfig> out;
@@ -471,6 +531,20 @@ const KeyTable<SpikeConfig>& spike_table() {
                          positive(), FIELD(zscore)));
     out.push_back(
         row<SpikeConfig>({"action", "", "What to do then.", with_notice}, EnumCodec<SpikeAction>(), FIELD(action)));
+    return out;
+  }();
+  return table;
+}
+
+const KeyTable<GradientNoiseConfig>& gradient_noise_table() {
+  static const KeyTable<GradientNoiseConfig> table = [] {
+    KeyTable<GradientNoiseConfig> out;
+    out.push_back(row<GradientNoiseConfig>(
+        {"every", "steps", "Measure in every so many steps; such a step reduces gradients twice."}, at_least(1),
+        FIELD(every)));
+    out.push_back(row<GradientNoiseConfig>(
+        {"decay", "", "What of earlier measurements stays in the averages at each: 0.95, of about the last 20."},
+        NumberCodec{0.0, 1.0, Bounds::open_above}, FIELD(decay)));
     return out;
   }();
   return table;

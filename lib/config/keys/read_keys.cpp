@@ -140,11 +140,13 @@ std::vector<KeyInfo> all_keys() {
     if (path == "evaluate.tasks") append(keys, task_table(), path + "[].");
     if (path == "train.optimizer.scale_with_batch") append(keys, batch_scaling_table(), path + ".");
     if (path == "train.batch_ramp") append(keys, batch_ramp_table(), path + ".");
+    if (path == "train.batch_auto") append(keys, batch_auto_table(), path + ".");
     if (path == "train.ema") append(keys, ema_table(), path + ".");
     if (path == "train.spike") append(keys, spike_table(), path + ".");
     if (path == "finetune.unfreeze") append(keys, unfreeze_table(), path + "[].");
     if (path == "finetune.lora") append(keys, lora_table(), path + ".");
     if (path == "early_stop") append(keys, early_stop_table(), path + ".");
+    if (path == "log.gradient_noise") append(keys, gradient_noise_table(), path + ".");
     if (path == "supervise.elastic") append(keys, elastic_table(), path + ".");
   }
   return keys;

@@ -66,6 +66,8 @@ constexpr auto kAliases = std::to_array<Alias>({
     {"label_smoothing_factor", "train.label_smoothing"},
     {"rampup_batch_size", "train.batch_ramp"},
     {"ema_decay", "train.ema"},
+    {"noise_scale", "log.gradient_noise"},
+    {"gradient_noise_scale", "log.gradient_noise"},
     {"seq_len", "model.context"},
     {"seq_length", "model.context"},
     {"block_size", "model.context"},

@@ -15,22 +15,19 @@ namespace scaletrain {
 
 namespace {
 
-constexpr std::array<UnsupportedValue, 4> kTable = {{
+constexpr std::array<UnsupportedValue, 3> kTable = {{
     {"train.optimizer.type", "muon | adafactor", nullptr, "adamw, sgd, lion, lamb, lars or ademamix"},
-    {"train.global_batch", "auto", nullptr, "a number of samples"},
     {"precision.compute", "fp8", nullptr, "auto, fp32, tf32, bf16 or fp16"},
     {"precision.reduce", "tf32 | fp16",
      [](const Config& c) { return c.precision.reduce != Precision::fp32 && c.precision.reduce != Precision::bf16; },
      "fp32 or bf16"},
 }};
 
-constexpr std::array<UnsupportedKey, 7> kKeys = {{
+constexpr std::array<UnsupportedKey, 6> kKeys = {{
     {"model.experts", "a mixture of experts",
      "expert | experts | num_experts | num_local_experts | num_experts_per_tok | moe"},
     {"parallel.expert", "expert parallelism", "expert_parallel | expert_model_parallel_size | ep"},
     {"parallel.context", "context parallelism", "context_parallel | context_parallel_size | cp"},
-    {"log.gradient_noise", "the gradient noise scale as a metric",
-     "gradient_noise | gradient_noise_scale | noise_scale"},
     {"log.report", "an HTML report of the run", "html_report"},
     {"log.wandb", "logging to Weights & Biases", "wandb"},
     {"", "Hugging Face models of other families than GPT-2, Llama, Mistral, Qwen2, Qwen3 and Gemma (1, 2, 3 text)", ""},

@@ -11,6 +11,7 @@
 #include "base/numbers/checked.h"
 #include "comm/collective/direct_communicator.h"
 #include "nn/transformer.h"
+#include "optim/gradient_noise.h"
 #include "plan/communication/transfer.h"
 #include "plan/longest_wait.h"
 #include "store/store_calls.h"
@@ -66,6 +67,9 @@ class GroupSizes {
   std::map<GroupKind, Member> members_;
 };
 
+// Of a step: the gradients of the first half of a batch are set aside where the others are used.
+enum class StepPart { whole, first_half, second_half };
+
 // All of an instruction that its calls depend on. Which micro-batch it is, is not among it.
 struct WorkKind {
   Mode mode = Mode::train;
@@ -75,10 +79,11 @@ struct WorkKind {
   int next_unit = -1;
   bool is_last = false;
   int first_trained = 0;
+  StepPart part = StepPart::whole;
   auto operator<=>(const WorkKind&) const = default;
 };
 
-WorkKind kind_of(const ExecutedInstruction& executed, Mode mode) {
+WorkKind kind_of(const ExecutedInstruction& executed, Mode mode, StepPart part) {
   const Instruction& instruction = executed.instruction;
   return {mode,
           instruction.op,
@@ -86,7 +91,8 @@ WorkKind kind_of(const ExecutedInstruction& executed, Mode mode) {
           instruction.peer ? instruction.peer->value() : -1,
           executed.next_unit,
           executed.is_last,
-          executed.first_trained};
+          executed.first_trained,
+          part};
 }
 
 // Makes the calls of steps, evaluations and loads as they are made (train/step/stage_executor.cpp, step_runner.cpp).
@@ -107,10 +113,10 @@ class StepWalk {
     store_.zero_gradients();
     explored_ = now_ = number_of({store_.state(), chunks_to_reduce_});
   }
-  void run(const ExecutionOrder& order, Mode mode) {
+  void run(const ExecutionOrder& order, Mode mode, StepPart part = StepPart::whole) {
     for (const ExecutedInstruction& executed : order) {
       const Opcode op = executed.instruction.op;
-      if (op != Opcode::release) step(kind_of(executed, mode));
+      if (op != Opcode::release) step(kind_of(executed, mode, part));
     }
   }
   void load() {
@@ -206,6 +212,8 @@ class StepWalk {
       case Opcode::optimizer_step:
         for (const std::int64_t chunk : chunks_to_reduce_) store_.finish_gradients(units_of(chunk), declared_);
         chunks_to_reduce_.clear();
+        if (work.part == StepPart::first_half) return;
+        if (work.part == StepPart::second_half) declare(world_sum_calls(plan_.group_facts(), numbers_per_halves));
         declare(world_sum_calls(plan_.group_facts(), numbers_per_step));
         if (plan_.numbers_per_update > 0) declare(world_sum_calls(plan_.group_facts(), plan_.numbers_per_update));
         return store_.updated(declared_);
@@ -298,6 +306,16 @@ ExecutionOrder order_of_step(const PhasePlan& plan, Rank rank, int first_trained
   return order_of(plan, rank, plan.schedule(rank, plan.num_micro_batches, first_trained), first_trained);
 }
 
+void walk_halves(StepWalk& walk, const PhasePlan& plan, Rank rank, int first_trained) {
+  StepPart part = StepPart::first_half;
+  for (const std::int64_t samples : halves_of(plan.global_batch)) {
+    const auto steps = plan.schedule(rank, plan.micro_batches_of(samples), first_trained);
+    walk.begin_step();
+    walk.run(order_of(plan, rank, steps, first_trained), Mode::train, part);
+    part = StepPart::second_half;
+  }
+}
+
 void walk_evaluation(StepWalk& walk, const PhasePlan& plan, Rank rank, const RankWork& work) {
   const std::int64_t longest = longest_evaluation_part(plan);
   for (std::int64_t first = 0; first < work.evaluated; first += longest) {
@@ -332,6 +350,10 @@ std::vector<PlannedCall> collective_order(const PhasePlan& plan, Rank rank, std:
     switch (part.kind) {
       case RankWork::Kind::step: {
         const int first_trained = plan.table.first_trained_unit(part.updates);
+        if (part.in_halves) {
+          walk_halves(walk, plan, rank, first_trained);
+          break;
+        }
         const auto [step, is_new] = steps.try_emplace(first_trained);
         if (is_new) step->second = order_of_step(plan, rank, first_trained);
         walk.begin_step();

@@ -60,6 +60,7 @@ struct RankWork {
   std::int64_t evaluated = 0;  // micro-batches of each replica, in an evaluation
   // Made before a step: finetune.unfreeze decides by it what trains. All there can be: everything that ever does.
   std::int64_t updates = std::numeric_limits<std::int64_t>::max();
+  bool in_halves = false;  // a step that measures the noise of the gradient
   // The ranks ask each other before each part (longest_evaluation_part) whether to go on.
   bool may_be_given_up = false;
 };

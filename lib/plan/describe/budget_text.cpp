@@ -214,7 +214,7 @@ std::string steps_text(const PlanFacts& facts) {
   std::string steps = grouped_digits(static_cast<std::uint64_t>(facts.phase.num_steps));
   switch (facts.options.step_count) {
     case StepCount::exact:
-      return steps;
+      return facts.config.train.adapts_batch ? "at least " + steps : steps;
     case StepCount::estimated:
       return fmt::format("about {} (train.epochs {}, by the sizes of the files; a start counts)", steps,
                          *facts.config.train.epochs);

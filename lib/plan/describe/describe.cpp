@@ -390,6 +390,10 @@ std::string head_text(const PlanFacts& facts) {
     line("batch ramp", fmt::format("{} at first, {} more at a time, for {}; then as many as steps have",
                                    grouped_count(static_cast<std::uint64_t>(ramp->from), "sample"), ramp->by,
                                    grouped_count(static_cast<std::uint64_t>(ramp->steps), "step")));
+  if (const auto& bounds = facts.config.train.batch_auto)
+    line("batch auto", fmt::format("{} at first, then by the gradient noise scale up to {}, doubled or halved every {}",
+                                   grouped_count(static_cast<std::uint64_t>(bounds->min), "sample"), bounds->max,
+                                   grouped_count(static_cast<std::uint64_t>(bounds->every), "step")));
   const bool is_alone = phase.mesh.world() == 1;
   line("mesh", fmt::format("{} = {}{}", phase.mesh.text(), counted(phase.mesh.world(), "rank"),
                            is_alone ? "" : "; " + unbroken(rank_pattern(phase))));

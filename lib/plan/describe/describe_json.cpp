@@ -176,6 +176,7 @@ json time_json(const PlanFacts& facts) {
           {is_device ? "devices" : "hosts", facts.time->devices},
           {"bubble", facts.time->bubble},
           {"recomputed", facts.time->recomputed},
+          {"steps_in_halves", facts.time->halves},
           {"offloaded_update", update_json(facts)},
           {"step_seconds", facts.time->step_seconds},
           {"tokens_per_second", facts.time->tokens_per_second},

@@ -11,6 +11,7 @@
 #include "comm/collective/direct_communicator.h"
 #include "config/batch_ramp.h"
 #include "config/keys/keys.h"
+#include "optim/gradient_noise.h"
 #include "plan/describe/source_draws.h"
 #include "store/group_call.h"
 
@@ -159,6 +160,18 @@ void add_update(RunTime& time, const PlanFacts& facts) {
   if (link > 0) time.update_seconds = static_cast<double>(time.update.each_way + time.update.piece) / link;
 }
 
+// What a step in halves (log.gradient_noise) takes longer than another, as a share of that: halves that do not fill
+// their micro-batches are padded, and a pipeline is filled and emptied twice. bubble: of the other.
+double added_by_halves(const PhasePlan& phase, double bubble) {
+  if (!phase.gradient_noise || phase.global_batch < 2) return 0.0;
+  const auto whole = static_cast<double>(phase.num_micro_batches);
+  const double idle = whole * bubble / (1.0 - bubble);
+  double halves = 2.0 * idle;
+  for (const std::int64_t samples : halves_of(phase.global_batch))
+    halves += static_cast<double>(phase.micro_batches_of(samples));
+  return halves / (whole + idle) - 1.0;
+}
+
 std::optional<RunTime> run_time(const PlanFacts& facts) {
   const auto& budget = facts.options.budget;
   if (!budget || budget->peak_flops <= 0 || facts.work_of_run.steps <= 0) return std::nullopt;
@@ -171,7 +184,9 @@ std::optional<RunTime> run_time(const PlanFacts& facts) {
   time.recomputed = facts.work.recomputed;
   if (budget->kind == MemoryBudget::Kind::device) time.bubble = facts.replay.bubble;
   if (facts.phase.offload) add_update(time, facts);
-  time.seconds = facts.work_of_run.flops * (1 + time.recomputed) / (rate * (1 - time.bubble)) +
+  if (const auto& noise = facts.phase.gradient_noise)
+    time.halves = added_by_halves(facts.phase, time.bubble) / static_cast<double>(noise->every);
+  time.seconds = facts.work_of_run.flops * (1 + time.recomputed) * (1 + time.halves) / (rate * (1 - time.bubble)) +
                  facts.work_of_run.steps * time.update_seconds;
   time.step_seconds = time.seconds / facts.work_of_run.steps;
   time.tokens_per_second = facts.work_of_run.tokens / time.seconds;
@@ -273,6 +288,19 @@ std::string offload_cost(const PlanFacts& facts) {
       "train.optimizer.offload host takes {} from the host's memory to the device's and back at each update, by each "
       "rank{}",
       bytes_text(bytes_of(most)), facts.stages.size() == 1 ? "" : fmt::format(" of stage {}", most.stage));
+}
+
+// Reductions of half a batch are as large as those of a whole one.
+std::string noise_cost(const PlanFacts& facts) {
+  const PhasePlan& phase = facts.phase;
+  if (!phase.gradient_noise || phase.global_batch < 2) return {};
+  const auto [first, second] = halves_of(phase.global_batch);
+  return fmt::format(
+      "log.gradient_noise makes one step of {} in two halves, of {} and {} in place of {}, which takes {:.0f} % longer{}",
+      phase.gradient_noise->every, phase.micro_batches_of(first),
+      counted(phase.micro_batches_of(second), "micro-batch", "es"), phase.num_micro_batches,
+      100.0 * added_by_halves(phase, facts.replay.bubble),
+      phase.mesh.world() > 1 ? " but for its sums of gradients, which are made twice" : "");
 }
 
 // ZB-H1 puts off the weight part of each backward.
@@ -378,6 +406,7 @@ std::vector<std::string> cost_lines(const PlanFacts& facts) {
   if (phase.sequence) add(sequence_cost(facts));
   add(recompute_cost(facts));
   add(offload_cost(facts));
+  add(noise_cost(facts));
   if (data > 1 && phase.zero.shard_parameters) add(gather_cost(facts));
   if (data > 1 && phase.zero.shard_gradients && m > 1)
     lines.push_back(

@@ -80,6 +80,7 @@ struct RunTime {
   // Of the time of the stages, where each has devices of its own. The ranks of a host share its processors: what one
   // leaves idle another may take, and nothing is counted.
   double bubble = 0;
+  double halves = 0;  // more, of all of that: steps in halves (log.gradient_noise), over all steps
   double seconds = 0;
   double step_seconds = 0;
   double tokens_per_second = 0;

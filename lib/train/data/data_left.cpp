@@ -76,7 +76,7 @@ std::string data_shortage(const TrainingData& data, const Config& config, const 
   const std::int64_t wanted = *config.train.tokens - consumed;
   if (wanted <= 0) return {};
   const std::int64_t next = state.history.next_sample();
-  const std::int64_t whole = samples_of_whole_steps(config.train, state.step, left);
+  const std::int64_t whole = samples_of_whole_steps(train_from(config, state), state.step, left);
   const auto count = [&](std::int64_t samples) { return data.tokens_between(next, next + whole, samples); };
   if (sum_of(count(0)).least >= wanted) return {};
   const std::vector<TokenBounds> sources = count(looked_up);

@@ -107,6 +107,8 @@ std::string compute_text(const WorkerParts& parts, const RunState& state) {
   if (train.label_smoothing > 0) text += fmt::format(", train.label_smoothing {}", train.label_smoothing);
   if (train.z_loss > 0) text += fmt::format(", train.z_loss {}", train.z_loss);
   if (train.ema) text += fmt::format(", an average of the weights (train.ema.decay {})", train.ema->decay);
+  if (const auto& noise = parts.config.log.gradient_noise)
+    text += fmt::format(", the gradient noise scale measured every {}", counted(noise->every, "step"));
   if (parts.phase.offload)
     text += fmt::format(", train.optimizer.offload {}", to_text(parts.config.train.optimizer.offload));
   if (parts.config.run.cuda_graphs) text += ", by CUDA graphs";

@@ -13,6 +13,8 @@
 #include "config/batch_ramp.h"
 #include "config/keys/keys.h"
 #include "nn/init.h"
+#include "optim/adaptive_batch.h"
+#include "optim/gradient_noise.h"
 #include "train/data/data_report.h"
 #include "train/early_stop.h"
 #include "train/evaluation.h"
@@ -46,6 +48,8 @@ RunState initial_state(WorkerParts& parts, const WorkerOptions& options) {
     initialise_parameters(*parts.store, *parts.stream, parts.config.run.seed, host_threads(options), options.work);
   }
   state.loss_scale = continue_loss_scale(std::nullopt, parts.config.precision);
+  state.batch = continue_batch(std::nullopt, parts.config.train);
+  state.gradient_noise = continue_gradient_noise(std::nullopt, parts.config.log.gradient_noise);
   return state;
 }
 
@@ -113,7 +117,7 @@ void settle_data(WorkerParts& parts, Beginning& begin) {
   ConsumptionHistory& history = begin.state.history;
   const std::vector<MixSource> before = history.sources_read();
   const bool is_same = history.continue_with(parts.data->description(), parts.phase.model.context,
-                                             batch_of_step(parts.config.train, begin.state.step));
+                                             batch_of_step(train_from(parts.config, begin.state), begin.state.step));
   parts.data->enter(history.mix());
   // Of a run in epochs both are known by now alone.
   check_warmup(parts.config, begin.state);
@@ -140,7 +144,7 @@ void settle_early_stop(WorkerParts& parts, RunState& state) {
 std::vector<SourceRecord> tell_sources(WorkerParts& parts, const RunState& state) {
   const std::int64_t steps = std::max<std::int64_t>(0, last_step(parts.config, state) - state.step);
   std::vector<SourceRecord> sources =
-      source_records(*parts.data, parts.contents, state.history, samples_from(parts.config.train, state.step, steps));
+      source_records(*parts.data, parts.contents, state.history, samples_from(train_from(parts.config, state), state.step, steps));
   for (const std::string& line : source_lines(sources, state.history.samples_consumed() > 0)) parts.log.info(line);
   if (parts.config.train.epochs) {
     std::int64_t samples = 0;

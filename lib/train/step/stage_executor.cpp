@@ -61,10 +61,10 @@ ExecutionOrder StageExecutor::order_of(std::span<const ScheduleStep> steps, int 
 }
 
 ExecutionResult StageExecutor::train(const ExecutionOrder& order, MicroBatchSource& source, double loss_gradient,
-                                     const OptimizerStep& optimizer_step) {
+                                     const OptimizerStep& optimizer_step, const ExecutionResult& before) {
   mode_ = Mode::train;
   loss_gradient_ = loss_gradient;
-  begin({});
+  begin(before);
   run(order, source, optimizer_step);
   if (!optimizer_step) {
     loss_sum_.to_host(parts_.stream);

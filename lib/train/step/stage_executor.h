@@ -75,9 +75,10 @@ class StageExecutor {
 
   // Runs the instructions of one step. Transfers on a single stage are bugs here.
   // loss_gradient is the plan's constant, times the loss scale where there is one. Without an optimizer_step the
-  // gradients are left for the caller to look at. After an exception the executor is of no more use.
+  // gradients are left for the caller to look at. before: sums that those of these instructions are added to, of a part
+  // of the step that was run before. After an exception the executor is of no more use.
   ExecutionResult train(const ExecutionOrder& order, MicroBatchSource& source, double loss_gradient,
-                        const OptimizerStep& optimizer_step = {});
+                        const OptimizerStep& optimizer_step = {}, const ExecutionResult& before = {});
   // Runs a part of an evaluation, and goes on with the sums of the parts before: in how many parts it is cut changes no
   // bit. Touches neither gradients nor anything that outlives it.
   ExecutionResult evaluate(const ExecutionOrder& order, MicroBatchSource& source, const ExecutionResult& before = {});

@@ -66,6 +66,49 @@ StepRunner::Result StepRunner::step(MicroBatchSource& source, const StepSettings
   return result;
 }
 
+double StepRunner::wait_for_squares() {
+  squares_.issue(parts_.stream);
+  parts_.stream.synchronize();
+  return squares_.share();
+}
+
+StepRunner::Result StepRunner::step_in_halves(const std::array<Half, 2>& halves, const StepSettings& settings,
+                                              const AskVotes& votes, const BeforeUpdate& before_update) {
+  const std::int64_t updates = settings.update - 1;
+  const int first_trained = parts_.plan.table.first_trained_unit(updates);
+  const double scale = parts_.plan.loss_gradient * settings.loss_scale;
+  const auto run = [&](const Half& half, const StageExecutor::OptimizerStep& then, const ExecutionResult& before) {
+    const ExecutionOrder& order = training_order(parts_.plan.micro_batches_of(half.samples), first_trained);
+    parts_.store.zero_gradients(parts_.stream, updates);
+    return executor_.train(order, half.source, scale, then, before);
+  };
+  std::array<double, numbers_per_halves> numbers{};  // the squares of both, and the tokens of the first
+  const ExecutionResult first = run(
+      halves[0],
+      [&] {
+        numbers[0] = wait_for_squares();
+        parts_.store.set_gradients_aside(parts_.stream);
+      },
+      {});
+  if (counts_loss(parts_.plan, parts_.rank)) numbers[2] = static_cast<double>(first.target_tokens);
+  Result result;
+  run(
+      halves[1],
+      [&] {
+        numbers[1] = wait_for_squares();
+        parts_.store.add_gradients_set_aside(parts_.stream);
+        sum_over_world(parts_.groups, numbers);
+        result = update(settings, votes, before_update);
+      },
+      first);
+  if (result.outcome.skip != SkipReason::none) return result;
+  const std::int64_t tokens = std::llround(numbers[2]);
+  result.noise = measure_noise({HalfGradient{.sum_of_squares = numbers[0], .tokens = tokens},
+                                HalfGradient{.sum_of_squares = numbers[1], .tokens = result.target_tokens - tokens}},
+                               result.outcome.grad_norm, scale, halves[0].samples + halves[1].samples);
+  return result;
+}
+
 StepRunner::Result StepRunner::update(const StepSettings& settings, const AskVotes& ask,
                                       const BeforeUpdate& before_update) {
   const bool counts = counts_loss(parts_.plan, parts_.rank);

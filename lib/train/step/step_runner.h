@@ -5,6 +5,7 @@
 // the token count, and the votes that ride along.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -13,6 +14,7 @@
 
 #include "backend/mirrored_buffer.h"
 #include "base/process/work_count.h"
+#include "optim/gradient_noise.h"
 #include "optim/gradient_norm.h"
 #include "optim/optimizer.h"
 #include "optim/step_scalars.h"
@@ -52,6 +54,8 @@ class StepRunner {
     StepOutcome outcome;
     std::int64_t target_tokens = 0;  // of the global batch
     Votes votes;                     // of all ranks
+    // Of a step in halves that was not skipped, where they can be told apart.
+    std::optional<NoiseMeasurement> noise{};
   };
 
   explicit StepRunner(const Parts& parts);
@@ -61,6 +65,16 @@ class StepRunner {
   // micro_batches: of a step with fewer than the plan's, on each replica; 0: as many.
   Result step(MicroBatchSource& source, const StepSettings& settings, const AskVotes& votes = {},
               const BeforeUpdate& before_update = {}, std::int64_t micro_batches = 0);
+
+  // A half of a step's batch.
+  struct Half {
+    MicroBatchSource& source;
+    std::int64_t samples = 0;  // halves_of() the batch (optim/gradient_noise.h)
+  };
+  // The same step in two parts, each with reductions of its own, whose sum is the gradient: so that the noise of the
+  // gradient can be measured. The plan's store has second gradients. Its bits are those of a step of other micro-batches.
+  Result step_in_halves(const std::array<Half, 2>& halves, const StepSettings& settings, const AskVotes& votes = {},
+                        const BeforeUpdate& before_update = {});
 
   // Sums over all micro-batches of all replicas: every replica runs num_micro_batches of its own (some may be empty).
   // Gradients and parameters stay as they are. They run in parts of bounded length: a schedule's size, and the time to
@@ -91,6 +105,8 @@ class StepRunner {
  private:
   // What the schedule's optimizer_step means.
   Result update(const StepSettings& settings, const AskVotes& votes, const BeforeUpdate& before_update);
+  // Of the gradients that the stream finds when it has run what it was given, over this rank's share of them.
+  double wait_for_squares();
   // Of steps that train nothing before this unit.
   const ExecutionOrder& training_order(std::int64_t num_micro_batches, int first_trained);
   const ExecutionOrder& evaluation_part(std::int64_t num_micro_batches);

@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -71,6 +72,7 @@ class SyntheticSource final : public MicroBatchSource {
       : plan_(plan), replica_(plan.mesh.position_of(rank).data), masks_(masks) {}
 
   void set_batch(std::vector<std::int64_t> samples) { batch_ = std::move(samples); }
+  const std::vector<std::int64_t>& batch() const { return batch_; }
   // Samples [first, first + global batch).
   void set_step(std::int64_t step) {
     batch_.resize(static_cast<std::size_t>(plan_.global_batch));
@@ -188,8 +190,7 @@ class RankTrainer {
   StepRunner::Result step(const StepRunner::BeforeUpdate& before_update = {}) {
     source_.set_step(step_++);
     const OptimizerConfig& optimizer = config_.train.optimizer;
-    const StepRunner::Result result = runner_.step(
-        source_,
+    const StepRunner::Result result = make_step(
         {.learning_rate = learning_rate(config_.train.lr_schedule, optimizer.learning_rate, step_, plan_.num_steps),
          .clip_norm = config_.train.clip_norm,
          .beta1 = optimizer.beta1,
@@ -197,7 +198,7 @@ class RankTrainer {
          .slow = slow_mean_at(optimizer, updates_ + 1, optimizer.slow_warmup.value_or(plan_.num_steps)),
          .update = updates_ + 1,
          .loss_scale = config_.precision.loss_scale.value_or(1.0)},
-        {}, before_update);
+        before_update);
     if (result.outcome.skip == SkipReason::none) ++updates_;
     return result;
   }
@@ -245,6 +246,19 @@ class RankTrainer {
   std::uint64_t progress() const { return progress_.load(); }
 
  private:
+  // In halves where the plan measures the gradient's noise.
+  StepRunner::Result make_step(const StepSettings& settings, const StepRunner::BeforeUpdate& before_update) {
+    const auto& samples = source_.batch();
+    const auto count = static_cast<std::int64_t>(samples.size());
+    if (!measures_noise(plan_.gradient_noise, step_, count)) return runner_.step(source_, settings, {}, before_update);
+    const std::array<std::int64_t, 2> counts = halves_of(count);
+    SyntheticSource first = source_;
+    SyntheticSource second = source_;
+    first.set_batch({samples.begin(), samples.begin() + counts[0]});
+    second.set_batch({samples.begin() + counts[0], samples.end()});
+    return runner_.step_in_halves({{{first, counts[0]}, {second, counts[1]}}}, settings, {}, before_update);
+  }
+
   ParamStore::Options store_options(const RankGroups& groups) const {
     ParamStore::Options options = plan_.store_options(backend_->compute_type());
     options.groups = &groups;

@@ -135,6 +135,12 @@ Config random_config(std::uint64_t seed) {
   c.train.z_loss = dice.share();
   if (dice.coin()) c.train.ema = EmaConfig{dice.share()};
   if (dice.coin()) c.train.batch_ramp = BatchRampConfig{c.train.global_batch, 3, dice.whole(9, 99)};
+  if (dice.coin()) c.log.gradient_noise = GradientNoiseConfig{dice.whole(1, 99), dice.share()};
+  if (!c.train.batch_ramp && c.train.tokens && dice.coin()) {
+    c.train.adapts_batch = true;
+    c.train.batch_auto = BatchAutoConfig{c.train.global_batch + 1, 8 * (c.train.global_batch + 1), dice.whole(1, 99)};
+    c.train.global_batch = c.train.batch_auto->max;
+  }
   if (c.train.batch_ramp) c.train.global_batch += 3 * dice.whole(1, 9);
   if (dice.coin()) c.train.clip_norm.reset();
   c.train.nonfinite.skip = dice.whole(0, 99);
@@ -222,6 +228,9 @@ TEST_CASE("random configs read back equal, to the bit") {
     CHECK(back.launch.interface == config.launch.interface);
     CHECK(back.launch.transport == config.launch.transport);
     CHECK(back.checkpoint.every_steps == config.checkpoint.every_steps);
+    CHECK(back.train.global_batch == config.train.global_batch);
+    CHECK(back.train.adapts_batch == config.train.adapts_batch);
+    CHECK(back.train.batch_auto == config.train.batch_auto);
     CHECK(back.early_stop.has_value() == config.early_stop.has_value());
   }
 }
@@ -265,7 +274,7 @@ TEST_CASE("each key is wired to its own member") {
       "checkpoint: {every: 24, keep: 25, best: false, background: true, keep_every: 26}\n"
       "supervise: {max_restarts: 27, heartbeat: 28s, elastic: {min_data: 1}}\n"
       "launch: {interface: ib0, port: 30, ranks_per_node: 34, transport: tcp}\n"
-      "log: {every: 32, tensorboard: true, peak_tflops: 33.5}\n",
+      "log: {every: 32, tensorboard: true, peak_tflops: 33.5, gradient_noise: {every: 39, decay: 0.625}}\n",
       {}, {}, {.allow_unsupported = true});
   const Config& c = loaded.config;
   CHECK((c.run.name == "n" && c.run.directory == "d" && c.run.seed == 5 && c.run.device == DeviceKind::cpu));
@@ -295,6 +304,7 @@ TEST_CASE("each key is wired to its own member") {
   CHECK((c.train.lr_schedule.warmup == 8 && c.train.lr_schedule.min_ratio == 0.7 && c.train.clip_norm == 0.75));
   CHECK((c.train.label_smoothing == 0.125 && c.train.recompute == RecomputeKind::full && c.train.nonfinite.skip == 14));
   CHECK((c.train.z_loss == 0.25 && c.train.ema == EmaConfig{0.375} && c.evaluate.ema));
+  CHECK(c.log.gradient_noise == GradientNoiseConfig{39, 0.625});
   CHECK(c.train.batch_ramp == BatchRampConfig{2, 4, 35});
   CHECK(c.train.optimizer.scale_with_batch == BatchScalingConfig{BatchScaling::sqrt, 36});
   const LrScheduleConfig wsd =

@@ -166,6 +166,13 @@ TEST_CASE("what has no effect beside the other keys is noticed") {
        "train.batch_ramp: the batch never comes to train.global_batch 32, for which the learning rate is, because it "
        "grows for 200 steps and the run has 200"},
       {{"train.batch_ramp={from: 16, by: 16, steps: 199}"}, ""},
+      {{"log.gradient_noise={every: 201}"},
+       "log.gradient_noise: it is measured every 201 steps, and the run has 200: never"},
+      {{"log.gradient_noise={every: 200}"}, ""},
+      {{"train.global_batch=auto", "train.batch_auto={min: 8, max: 32}", "train.tokens=1M", "log.gradient_noise={}",
+        "train.optimizer={learning_rate: 1e-3, scale_with_batch: {rule: linear, base: 8}}"},
+       "train.optimizer.scale_with_batch: the learning rate follows the batch, from 0.001 with 8 samples to 0.004 with "
+       "32 (linear)"},
       {{"evaluate.batches=0"}, "evaluate.batches: 0 has no effect, because data.validation names no set"},
       {{"evaluate.every=10", "evaluate.batches=3", "data.validation=[{name: a, path: b}]"}, ""},
       {{"train.spike={window: 200}"},
@@ -369,6 +376,35 @@ TEST_CASE("keys that nothing would read are refused, their defaults are not") {
        "train.batch_ramp.steps: 2 steps are fewer than the 3 times that the batch is to grow"},
       {{"train.global_batch=8", "train.epochs=1", "train.batch_ramp={from: 2, by: 2, steps: 9}"},
        "train.batch_ramp: the length of a run whose batch grows is not counted in epochs yet"},
+      {{"train.global_batch=1", "log.gradient_noise={}"},
+       "log.gradient_noise: it is measured from the two halves of a batch, and train.global_batch: 1 has none"},
+      {{"train.global_batch=auto", "train.tokens=1M", "log.gradient_noise={}"},
+       "train.global_batch: auto needs bounds: add train.batch_auto: {min: 64, max: 1024}"},
+      {{"train.batch_auto={min: 4, max: 8}"}, "train.batch_auto: it bounds train.global_batch: auto; write that"},
+      {{"train.global_batch=auto", "train.batch_auto={min: 4, max: 24}", "train.tokens=1M", "log.gradient_noise={}"},
+       "train.batch_auto.max: 24 is not `min` 4 doubled some times; use 16 or 32"},
+      {{"train.global_batch=auto", "train.batch_auto={min: 4, max: 2}", "train.tokens=1M", "log.gradient_noise={}"},
+       "train.batch_auto.max: 2 is below `min` 4"},
+      {{"train.global_batch=auto", "train.batch_auto={min: 1, max: 8}", "train.tokens=1M", "log.gradient_noise={}"},
+       "train.batch_auto.min: expected"},
+      {{"train.global_batch=auto", "train.batch_auto={max: 8}", "train.tokens=1M", "log.gradient_noise={}"},
+       "train.batch_auto.min: is missing"},
+      {{"train.global_batch=auto", "train.batch_auto={min: 4, max: 8}", "train.tokens=1M"},
+       "train.global_batch: auto follows the gradient noise scale, which is not measured: add log.gradient_noise: {}"},
+      {{"train.global_batch=auto", "train.batch_auto={min: 4, max: 8}", "train.steps=9", "log.gradient_noise={}"},
+       "train.steps: how many steps a run has whose batch is auto is not known before; give train.tokens"},
+      {{"train.global_batch=auto", "train.batch_auto={min: 4, max: 8}", "train.epochs=1", "log.gradient_noise={}"},
+       "train.epochs: how many steps a run has whose batch is auto is not known before; give train.tokens"},
+      {{"train.global_batch=auto", "train.batch_auto={min: 4, max: 8}", "train.tokens=1M", "log.gradient_noise={}",
+        "train.batch_ramp={from: 4, by: 4, steps: 5}"},
+       "train.batch_ramp: a batch that is auto has no ramp; remove one of the keys"},
+      {{"train.global_batch=auto", "train.batch_auto={min: 4, max: 8}", "train.tokens=1M", "log.gradient_noise={}",
+        "train.optimizer={type: ademamix}"},
+       "train.optimizer.slow_warmup: auto is the run's steps, which are not known before"},
+      {{"train.global_batch=null"}, "train.global_batch: expected"},
+      {{"log.gradient_noise={every: 0}"}, "log.gradient_noise.every: expected"},
+      {{"log.gradient_noise={decay: 1}"}, "log.gradient_noise.decay: expected"},
+      {{"log.noise_scale=true"}, "log.noise_scale"},
       {{"train.optimizer.scale_with_batch={rule: sqrt}"}, "train.optimizer.scale_with_batch.base: is missing"},
       {{"model.init.from=x", "model.init.type=he"}, "model.init.type: has no effect: model.init.from brings"},
       {{"model.init.from=x", "model.init.std=0.5"}, "model.init.std: has no effect"},
@@ -397,6 +433,8 @@ TEST_CASE("keys that nothing would read are refused, their defaults are not") {
   CHECK(override_errors({"model.init={type: xavier, scale_residual: true}"}) == "accepted");
   CHECK(override_errors({"train.ema={decay: 0.9}", "evaluate.ema=true"}) == "accepted");
   CHECK(override_errors({"train.global_batch=8", "train.batch_ramp={from: 2, by: 2, steps: 9}"}) == "accepted");
+  CHECK(override_errors({"train.global_batch=auto", "train.batch_auto={min: 4, max: 4}", "train.tokens=1M",
+                         "log.gradient_noise={}"}) == "accepted");
   CHECK(override_errors({"train.lr_schedule={type: linear, min_ratio: 0.2}"}) == "accepted");
   CHECK(override_errors({"model.position=rope", "model.rope_theta=5e5"}) == "accepted");
   CHECK(override_errors({"model.preset=llama-8b", "model.position=learned"}) == "accepted");

@@ -31,6 +31,13 @@ TEST_CASE("the bytes of a store are those of the plan, and fall with every ZeRO 
           const ParamStore copies(*model.backend, table, model.layout, travelling);
           const StoreBytes with_copies = store_bytes(table, model.layout, travelling);
           CHECK(with_copies.total() == copies.bytes());
+          ParamStore::Options twice = model.store.options();
+          twice.second_gradients = true;
+          const ParamStore second(*model.backend, table, model.layout, twice);
+          const StoreBytes with_second = store_bytes(table, model.layout, twice);
+          CHECK(with_second.total() == second.bytes());
+          // As an optimizer state, of which there are two.
+          CHECK(with_second.total() - planned.total() == (gradients ? planned.states / 2 : 0));
           // Two of the widest bucket, whatever the stage.
           std::size_t widest = 0;
           for (const Bucket& bucket : model.layout.buckets())

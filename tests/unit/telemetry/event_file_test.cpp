@@ -65,7 +65,8 @@ TEST_CASE("an event file begins with its version and has the scalars of steps an
                           .tokens_per_second = 128,
                           .mfu = 0.375,
                           .loss_scale = 65536.0,
-                          .gpu_memory_in_use = 3ull << 30});
+                          .gpu_memory_in_use = 3ull << 30,
+                          .noise = NoiseRecord{.square = 0.5, .variance = 2.0, .scale = 4.0}});
   writer.write(EvaluationRecord{.step = 300, .dataset = "web", .loss = 3.5, .tokens = 10});
   writer.write(TaskRecord{.step = 300, .task = "quiz", .accuracy = 0.25, .normalized_accuracy = 0.5});
   REQUIRE(writer.sync());
@@ -80,7 +81,8 @@ TEST_CASE("an event file begins with its version and has the scalars of steps an
   CHECK(events[2].seconds < before + 600);
   const std::vector<std::pair<std::string, float>> scalars = {
       {"loss", 2.5f},  {"learning_rate", 0.125f}, {"grad_norm", 1.25f},     {"tokens_per_second", 128.0f},
-      {"mfu", 0.375f}, {"step_seconds", 0.5f},    {"loss_scale", 65536.0f}, {"gpu_memory_in_use", 3221225472.0f}};
+      {"mfu", 0.375f}, {"step_seconds", 0.5f},    {"loss_scale", 65536.0f}, {"gpu_memory_in_use", 3221225472.0f},
+      {"noise_square", 0.5f}, {"noise_variance", 2.0f}, {"noise_scale", 4.0f}};
   CHECK(events[2].scalars == scalars);
   CHECK(events[3].step == 300);
   CHECK(events[3].scalars == std::vector<std::pair<std::string, float>>{{"validation/web/loss", 3.5f}});

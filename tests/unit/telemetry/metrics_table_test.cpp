@@ -66,6 +66,10 @@ TEST_CASE("a table has the columns of which a step has a number, in one order, a
   CHECK(table_of(two_steps(), {"loss", "step"}).keys == std::vector<std::string>{"step", "loss"});
   // Known, though this run has none: a script may ask for it of every run.
   CHECK(to_csv(table_of(two_steps(), {"loss_scale"})) == "step,loss_scale\n1,\n2,\n");
+  Metrics measured = two_steps();
+  measured.steps.at(1).noise = NoiseRecord{.square = 0.5, .variance = 2.0, .scale = 4.0, .batch_small = 4};
+  CHECK(to_csv(table_of(measured, {"noise_variance", "noise_scale", "noise_batch_small"})) ==
+        "step,noise_variance,noise_scale,noise_batch_small\n1,,,\n2,2.0,4.0,4\n");
 }
 
 TEST_CASE("accuracies on tasks are columns of their own") {

@@ -105,6 +105,29 @@ TEST_CASE("a step in fp16 tells its loss scale, and no other does") {
   CHECK(metrics.steps.at(1).loss_scale == 65536.0);
 }
 
+TEST_CASE("a step that measures the gradient's noise tells it, and the scale once it is known") {
+  const TempFolder folder;
+  const auto file = folder / "metrics.jsonl";
+  const NoiseRecord unknown{.square = -0.5, .variance = 2.0, .batch_small = 4, .batch_big = 8};
+  NoiseRecord known = unknown;
+  known.square = 0.5;
+  known.scale = 4.0;
+  {
+    MetricsWriter writer(file);
+    writer.write(StepRecord{.step = 1});
+    writer.write(StepRecord{.step = 2, .noise = unknown});
+    writer.write(StepRecord{.step = 3, .noise = known});
+  }
+  CHECK(TempFolder::read(file).find(R"("noise_square":-0.5,"noise_variance":2.0,"noise_batch_small":4,)") !=
+        std::string::npos);
+  CHECK(TempFolder::read(file).find(R"("noise_variance":2.0,"noise_scale":4.0,"noise_batch_small":4,)") !=
+        std::string::npos);
+  const Metrics metrics = read_metrics(file);
+  CHECK_FALSE(metrics.steps.at(0).noise.has_value());
+  CHECK(metrics.steps.at(1).noise == unknown);
+  CHECK(metrics.steps.at(2).noise == known);
+}
+
 TEST_CASE("every kind is read back as it was written") {
   const TempFolder folder;
   const auto file = folder / "metrics.jsonl";

@@ -19,6 +19,8 @@ RunState some_state() {
   state.warmup = 4;
   state.nonfinite = {.consecutive = 1, .total = 2};
   state.loss_scale = {.scale = 0x1p+13, .good_steps = 1234};
+  state.gradient_noise = {.square = -1.0 / 3.0, .variance = 0.1, .weight = 0x1p-3};
+  state.batch = 4;
   state.spike = {.losses = {1.0 / 3.0, 5e-324, 2.5}, .row = 1, .rollbacks = 2, .furthest = 12};
   state.generation = 3;
   state.early_stop.best = 1.0 / 3.0;
@@ -52,6 +54,8 @@ TEST_CASE("run state comes back from a manifest") {
   CHECK(back.warmup == 4);
   CHECK(back.nonfinite == state.nonfinite);
   CHECK(back.loss_scale == state.loss_scale);
+  CHECK(back.gradient_noise == state.gradient_noise);
+  CHECK(back.batch == 4);
   CHECK(back.spike == state.spike);
   CHECK(back.generation == 3);
   CHECK(back.history == state.history);
@@ -84,6 +88,19 @@ TEST_CASE("a checkpoint of a run without the spike policy says nothing of it and
   // A window that is empty while something is counted comes back too.
   state.spike = {.losses = {}, .row = 0, .rollbacks = 1, .furthest = 4};
   CHECK(read_state(manifest_of(state), "m").spike == state.spike);
+}
+
+TEST_CASE("a checkpoint of a run that does not measure the gradient's noise says nothing of it, nor reads what cannot be") {
+  RunState state = some_state();
+  state.gradient_noise.reset();
+  for (const auto& scalar : manifest_of(state).scalars) CHECK_FALSE(scalar.first.starts_with("gradient_noise"));
+  CHECK_FALSE(read_state(manifest_of(state), "m").gradient_noise.has_value());
+  for (const GradientNoiseState& bad :
+       {GradientNoiseState{.square = std::nan(""), .variance = 1.0, .weight = 0.5},
+        GradientNoiseState{.square = 1.0, .variance = 1.0, .weight = 1.5}}) {
+    state.gradient_noise = bad;
+    CHECK_THROWS_AS(read_state(manifest_of(state), "m"), InputError);
+  }
 }
 
 TEST_CASE("a checkpoint of a run without a dynamic loss scale says nothing of one") {

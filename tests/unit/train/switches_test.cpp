@@ -3,6 +3,8 @@
 
 #include "infer/evaluate.h"
 #include "infer/model.h"
+#include "optim/adaptive_batch.h"
+#include "optim/gradient_noise.h"
 #include "train_helpers.h"
 
 using namespace scaletrain;
@@ -52,6 +54,37 @@ TEST_CASE("runs_with_each_switch_resume_to_the_bit") {
                             "train.tokens=768", "train.optimizer.scale_with_batch={rule: sqrt, base: 16}",
                             with_ramp.front()});
   check_resumes_to_the_bit({"train.lr_schedule={type: inverse_sqrt, warmup: 2}", with_ramp.front()});
+  check_resumes_to_the_bit({"log.gradient_noise={every: 2, decay: 0.75}", with_ramp.front()});
+}
+
+TEST_CASE("the_noise_of_the_gradient_is_in_the_metrics_of_the_steps_that_measure_it") {
+  TinyRun plain;
+  plain.run();
+  TinyRun run;
+  CHECK(run.run({"log.gradient_noise={every: 3, decay: 0.5}"}) == ExitCode::finished);
+  const Metrics metrics = run.metrics();
+  REQUIRE(metrics.steps.size() == 12);
+  GradientNoiseState state;
+  for (const StepRecord& step : metrics.steps) {
+    CAPTURE(step.step);
+    CHECK(step.loss == doctest::Approx(plain.metrics().steps.at(static_cast<std::size_t>(step.step - 1)).loss)
+                           .epsilon(1e-5));
+    REQUIRE(step.noise.has_value() == (step.step % 3 == 0));
+    if (!step.noise) continue;
+    CHECK((step.noise->batch_small == 2 && step.noise->batch_big == 4));
+    CHECK(step.noise->variance > 0.0);
+    state = after_measurement(state, {.square = step.noise->square, .variance = step.noise->variance}, 0.5);
+    CHECK(step.noise->scale == noise_scale(state));
+  }
+  CHECK(state.weight == 1.0 - 1.0 / 16);
+  // Nothing of it is left where it is no longer asked for.
+  TinyRun without;
+  CHECK(without.run({"log.gradient_noise={every: 1}"}, 3) == ExitCode::interrupted);
+  CHECK(without.run({}) == ExitCode::finished);
+  CHECK(without.metrics().steps.at(2).noise.has_value());
+  CHECK_FALSE(without.metrics().steps.at(3).noise.has_value());
+  for (const auto& scalar : Checkpoint(without.checkpoint(12)).manifest().scalars)
+    CHECK_FALSE(scalar.first.starts_with("gradient_noise"));
 }
 
 TEST_CASE("a_run_of_tokens_has_the_learning_rates_of_one_of_steps_under_every_schedule") {
@@ -120,6 +153,51 @@ TEST_CASE("a_batch_grows_with_the_steps_and_the_run_ends_with_its_tokens") {
   TinyRun small;
   small.run({"train.global_batch=1", "train.steps=2"});
   CHECK(small.metrics().steps[0].loss == doctest::Approx(steps.metrics().steps[0].loss).epsilon(1e-6));
+}
+
+namespace {
+
+const Settings with_auto_batch = {"train.global_batch=auto", "train.batch_auto={min: 2, max: 16, every: 2}",
+                                  "log.gradient_noise={every: 1, decay: 0.5}", "train.tokens=1536"};
+
+}  // namespace
+
+TEST_CASE("a_batch_that_is_auto_follows_the_noise_and_the_run_ends_with_its_tokens") {
+  TinyRun run;
+  CHECK(run.run(with_auto_batch) == ExitCode::finished);
+  const Metrics metrics = run.metrics();
+  const BatchAutoConfig bounds{.min = 2, .max = 16, .every = 2};
+  GradientNoiseState noise;
+  std::int64_t batch = 2;
+  std::int64_t most = 0;
+  const std::vector<std::int64_t> samples = samples_by_step(metrics);
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    const StepRecord& step = metrics.steps[i];
+    CAPTURE(step.step);
+    CHECK(samples[i] == batch);
+    CHECK(step.batch == batch);
+    most = std::max(most, batch);
+    if (step.noise)
+      noise = after_measurement(noise, {.square = step.noise->square, .variance = step.noise->variance}, 0.5);
+    batch = adapted_batch(bounds, step.step, batch, noise_scale(noise));
+  }
+  CHECK(most > 2);
+  CHECK(metrics.steps.back().tokens >= 1536);
+  CHECK(metrics.steps[metrics.steps.size() - 2].tokens < 1536);
+}
+
+TEST_CASE("a_batch_that_is_auto_resumes_to_the_bit_and_its_learning_rate_may_follow_it") {
+  check_resumes_to_the_bit(with_auto_batch);
+  Settings scaled = with_auto_batch;
+  scaled.emplace_back("train.optimizer.scale_with_batch={rule: linear, base: 2}");
+  scaled.emplace_back("train.lr_schedule={type: constant, warmup: 0}");
+  check_resumes_to_the_bit(scaled);
+  TinyRun run;
+  run.run(scaled);
+  const Metrics metrics = run.metrics();
+  const double least = metrics.steps.front().learning_rate;
+  for (const StepRecord& step : metrics.steps)
+    CHECK(step.learning_rate == doctest::Approx(least * static_cast<double>(*step.batch) / 2.0).epsilon(1e-12));
 }
 
 TEST_CASE("averages_are_saved_evaluated_and_exported") {

@@ -159,6 +159,7 @@ inline void check_same_numbers(const Metrics& a, const Metrics& b) {
     CHECK(a.steps[i].learning_rate == b.steps[i].learning_rate);
     CHECK(a.steps[i].grad_norm == b.steps[i].grad_norm);
     CHECK(a.steps[i].loss_scale == b.steps[i].loss_scale);
+    CHECK(a.steps[i].noise == b.steps[i].noise);
   }
   REQUIRE(a.evaluations.size() == b.evaluations.size());
   for (std::size_t i = 0; i < a.evaluations.size(); ++i) {
