@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # nightly.sh [HOURS]: the net behind the gate, hours of it. Everything that .ci/run tests and all that it leaves out: clang-tidy on every
-# file, every test, layouts for 50 steps, all unit tests under the sanitizers, five minutes of each fuzz target, the soaks
-# (for so many hours at least; default 1). The first failure ends it.
+# file, every test, layouts for 50 steps, all unit tests under the sanitizers, five minutes of each fuzz target, planted errors, the
+# soaks (for so many hours at least; default 1). The first failure ends it.
 source "$(dirname "$0")/common.sh"
 cd "$root"
 hours=${1:-1}
@@ -36,5 +36,7 @@ cmake --build --preset tsan-all
 ctest --preset tsan-all --no-tests=error -j2
 say "fuzz targets"
 scripts/fuzz.sh 300
+say "errors in every switch of training, planted one by one"
+scripts/planted-errors.sh
 say "soaks"
 scripts/soak.sh "$hours"

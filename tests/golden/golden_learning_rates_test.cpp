@@ -3,39 +3,10 @@
 
 #include <string>
 
-#include "config/keys/keys.h"
 #include "golden_models.h"
+#include "golden_schedules.h"
 
 namespace scaletrain {
-
-namespace {
-
-template <class Enum>
-Enum named(std::initializer_list<Enum> all, const std::string& name) {
-  for (const Enum value : all)
-    if (to_text(value) == name) return value;
-  FAIL("no such name: " << name);
-  return *all.begin();
-}
-
-LrScheduleConfig schedule_of(const nlohmann::json& of) {
-  LrScheduleConfig config;
-  config.type = named({LrScheduleKind::cosine, LrScheduleKind::linear, LrScheduleKind::constant,
-                       LrScheduleKind::inverse_sqrt, LrScheduleKind::wsd, LrScheduleKind::cosine_restarts},
-                      of.at("type").get<std::string>());
-  config.warmup = of.at("warmup").get<std::int64_t>();
-  config.min_ratio = of.at("min_ratio").get<double>();
-  if (of.contains("decay_steps")) config.decay_steps = of.at("decay_steps").get<std::int64_t>();
-  config.decay_share = of.value("decay_share", config.decay_share);
-  if (of.contains("decay_shape"))
-    config.decay_shape = named({DecayShape::linear, DecayShape::cosine, DecayShape::one_minus_sqrt},
-                               of.at("decay_shape").get<std::string>());
-  config.restart_steps = of.value("restart_steps", config.restart_steps);
-  config.restart_factor = of.value("restart_factor", config.restart_factor);
-  return config;
-}
-
-}  // namespace
 
 TEST_CASE("golden_learning_rates_agree_with_the_schedulers_of_transformers_and_pytorch") {
   const auto cases = nlohmann::json::parse(read_text_file(golden_folder("learning_rates.json"), 1u << 20));

@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# planted-errors.sh [--check] [PATTERN...]: plants the errors of tests/planted_errors.txt one by one in a copy of the sources, builds the
+# test that is to fail and runs it; tells which errors no test noticed, and fails. PATTERN: of the names of those to plant (as in a shell;
+# default: all). --check: only that each can be planted still: that the text which it replaces stands once in its file.
+source "$(dirname "$0")/common.sh"
+cd "$root"
+check=
+if [ "${1:-}" = --check ]; then check=1; shift; fi
+list=tests/planted_errors.txt
+patterns=("$@")
+for pattern in "${patterns[@]}"; do [[ $pattern != -* ]] || refuse "$pattern"; done
+
+names=() files=() olds=() news=() programs=() cases=()
+while IFS= read -r line; do
+  value=${line#* }
+  case $line in
+    'error '*) names+=("$value") ;;
+    'file '*) files+=("$value") ;;
+    'old '*) olds+=("$value") ;;
+    'new '*) news+=("$value") ;;
+    'test '*) programs+=("${value%% *}") cases+=("${value#* }") ;;
+    '' | '#'*) ;;
+    *) echo "$list: this line is none of error, file, old, new and test: $line" >&2; exit 1 ;;
+  esac
+done <"$list"
+for lines in "${#files[@]}" "${#olds[@]}" "${#news[@]}" "${#programs[@]}"; do
+  [ "$lines" -eq "${#names[@]}" ] || { echo "$list: an error lacks one of its lines file, old, new and test" >&2; exit 1; }
+done
+
+# plant FROM OLD NEW [TO]: writes FROM with NEW in OLD's place to TO, and prints how often OLD stands there. \n is a new line.
+plant() {
+  OLD=${2//\\n/$'\n'} NEW=${3//\\n/$'\n'} perl -0777 -ne 'my $count = s/\Q$ENV{OLD}\E/$ENV{NEW}/g; print STDERR $count + 0; print' "$1" \
+    2>&1 >"${4:-/dev/null}"
+}
+
+# Errors that cannot be planted are found before anything is built.
+problems=0 chosen=()
+for i in "${!names[@]}"; do
+  wanted=$([ ${#patterns[@]} -eq 0 ] && echo 1 || true)
+  # shellcheck disable=SC2053 # patterns, not texts
+  for pattern in "${patterns[@]}"; do if [[ ${names[i]} == $pattern ]]; then wanted=1; fi; done
+  [ -n "$wanted" ] || continue
+  chosen+=("$i")
+  count=$(plant "${files[i]}" "${olds[i]}" "${news[i]}")
+  [ "$count" -eq 1 ] && [ "${olds[i]}" != "${news[i]}" ] && continue
+  echo "$list: ${names[i]}: \"${olds[i]}\" stands $count times in ${files[i]}, once is needed to plant something else there" >&2
+  problems=$((problems + 1))
+done
+[ ${#chosen[@]} -gt 0 ] || refuse "${patterns[*]}"
+[ "$problems" -eq 0 ] || exit 1
+if [ -n "$check" ]; then
+  echo "${#chosen[@]} errors can be planted"
+  exit 0
+fi
+
+install "${build_packages[@]}" "${test_packages[@]}"
+tree=$root/build/planted
+say "copying the sources to $tree and building what they are, before any error"
+mkdir -p "$tree"
+# Files that stay as they are keep their times, so that a second run compiles little.
+git ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' file; do
+  [ ! -f "$file" ] || cmp -s "$file" "$tree/$file" || { mkdir -p "$tree/$(dirname "$file")"; cp "$file" "$tree/$file"; }
+done
+cd "$tree"
+export CCACHE_BASEDIR=$tree CCACHE_NOHASHDIR=1
+cmake --preset release -DSCALETRAIN_BUILD_TESTS=ON -DSCALETRAIN_CUDA=OFF >/dev/null
+
+# build PROGRAM, run PROGRAM CASES: what they print is in a file beside.
+build() { cmake --build --preset release --target "test_$1" -- -j"${SCALETRAIN_JOBS:-2}" >said 2>&1; }
+run() { timeout 600 "build/release/bin/test_$1" --test-case="$2" >said 2>&1; }
+fail() {
+  echo "$1:" >&2
+  tail -n 30 said >&2
+  exit 1
+}
+
+tested=$'\n'
+for i in "${chosen[@]}"; do
+  test="${programs[i]} ${cases[i]}"
+  [[ $tested != *$'\n'"$test"$'\n'* ]] || continue
+  tested+=$test$'\n'
+  build "${programs[i]}" || fail "test_${programs[i]} does not build"
+  run "${programs[i]}" "${cases[i]}" || fail "without an error planted, $test fails"
+  ! grep -q 'test cases: *0 ' said || fail "$test names no test case"
+done
+
+say "planting ${#chosen[@]} errors"
+survivors=()
+for i in "${chosen[@]}"; do
+  cp "${files[i]}" original
+  plant original "${olds[i]}" "${news[i]}" "${files[i]}" >/dev/null
+  if ! build "${programs[i]}"; then
+    mv original "${files[i]}"
+    fail "${names[i]}: does not compile"
+  fi
+  if run "${programs[i]}" "${cases[i]}"; then
+    survivors+=("${names[i]}: ${programs[i]} ${cases[i]}")
+    echo "NOT NOTICED  ${names[i]}"
+  else
+    echo "noticed      ${names[i]}"
+  fi
+  mv original "${files[i]}"
+  touch "${files[i]}"
+done
+if [ ${#survivors[@]} -gt 0 ]; then
+  printf 'planted, and not noticed by %s\n' "${survivors[@]}" >&2
+  exit 1
+fi
