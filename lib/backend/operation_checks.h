@@ -116,6 +116,8 @@ void check_operation(const Backend& backend, const SgdStep& op);
 void check_operation(const Backend& backend, const LionStep& op);
 void check_operation(const Backend& backend, const AdemamixStep& op);
 void check_operation(const Backend& backend, const AdamDirection& op);
+void check_operation(const Backend& backend, const MomentumDirection& op);
+void check_operation(const Backend& backend, const ScaleSpans& op);
 void check_operation(const Backend& backend, const AverageStep& op);
 void check_operation(const Backend& backend, const Swap& op);
 

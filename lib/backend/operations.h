@@ -550,6 +550,23 @@ struct AdamDirection {
   ConstView step;  // StepScalars, [7] f64
 };
 
+// The mean of gradients that Muon steps along (Jordan et al. 2024), kept and, in place of the gradient, made its
+// direction, for an optimizer that has yet to orthogonalise it; with g as above:
+//   m = β·m + (1-β)·g; gradient = m, with Nesterov's momentum β·m + (1-β)·g
+struct MomentumDirection {
+  View gradient, momentum;            // [n]
+  std::span<const UpdateSpan> spans;  // their decay and factors are not used
+  double beta = 0.95;
+  bool nesterov = false;
+  ConstView step;  // StepScalars, [7] f64
+};
+
+// values = factor · values, with the factor on the rate of each element's span.
+struct ScaleSpans {
+  View values;  // [n], of the master type
+  std::span<const UpdateSpan> spans;
+};
+
 // average = average + (1 - decay)·(param - average), element by element, in f32 (f64 in the f64 reference): with decay
 // 0 it is the param, where the average is 0.
 struct AverageStep {
@@ -572,6 +589,6 @@ using Operation =
                  NormBackwardWeight, ActivationForward, ActivationBackward, RopeRotate, AttentionForward,
                  AttentionBackward, EmbeddingForward, EmbeddingBackward, CrossEntropy, SoftmaxStatistics,
                  CrossEntropyParts, Add, Dropout, Scale, SoftCap, SoftCapBackward, Copy, Fill, SumsOfSquares, AdamWStep,
-                 SgdStep, LionStep, AdemamixStep, AdamDirection, AverageStep, Swap>;
+                 SgdStep, LionStep, AdemamixStep, AdamDirection, MomentumDirection, ScaleSpans, AverageStep, Swap>;
 
 }  // namespace scaletrain

@@ -93,6 +93,24 @@ void check_operation(const Backend& backend, const AdamDirection& op) {
   check_adam(check, op);
 }
 
+void check_operation(const Backend& backend, const MomentumDirection& op) {
+  const Checker check("MomentumDirection", backend);
+  check.dims("gradient", op.gradient, 1);
+  check.operand("gradient", op.gradient, check.master(), op.gradient.shape());
+  check.operand("momentum", op.momentum, check.master(), op.gradient.shape());
+  check.operand("step", op.step, DType::f64, Shape{num_step_scalars});
+  check.disjoint("gradient", op.gradient, {op.momentum});
+  check.require("beta", op.beta >= 0 && op.beta < 1, "a number in [0, 1)");
+  check_spans(check, op.spans, op.gradient.shape()[0]);
+}
+
+void check_operation(const Backend& backend, const ScaleSpans& op) {
+  const Checker check("ScaleSpans", backend);
+  check.dims("values", op.values, 1);
+  check.operand("values", op.values, check.master(), op.values.shape());
+  check_spans(check, op.spans, op.values.shape()[0]);
+}
+
 void check_operation(const Backend& backend, const AverageStep& op) {
   const Checker check("AverageStep", backend);
   check.dims("average", op.average, 1);

@@ -10,6 +10,7 @@
 #include "backend/host_access.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/numbers/checked.h"
 #include "base/text.h"
 #include "checkpoint/box_copy.h"
 #include "checkpoint/format/confined_path.h"
@@ -251,6 +252,8 @@ void Checkpoint::load(ParamStore& store, Stream& stream, bool with_optimizer_sta
   const std::size_t states = with_optimizer_state ? store.options().state_names.size() : 0;
   for (std::size_t state = 0; state < states; ++state) {
     for (const ParamRange& range : store.held(StateKind::optimizer)) {
+      const Parameter& parameter = store.table().parameters()[static_cast<std::size_t>(range.parameter)];
+      if (!parameter.has_state(narrow<int>(state))) continue;
       impl_->plan_range(store, range, StateKind::optimizer, state, reads);
     }
   }

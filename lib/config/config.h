@@ -36,7 +36,10 @@ enum class RecordKind { text, messages, prompt_completion };
 enum class InstructionLoss { answers, all };
 enum class DataCheck { changed, all };
 enum class BadRecordPolicy { fail, skip };
-enum class OptimizerKind { adamw, sgd, lion, lamb, lars, ademamix };
+enum class OptimizerKind { adamw, sgd, lion, lamb, lars, ademamix, muon };
+// How long Muon's step of a matrix of R outputs and C inputs is: original, sqrt(max(1, R/C)) times an orthogonal matrix
+// (Jordan et al. 2024); match_rms_adamw, 0.2·sqrt(max(R, C)) times it, about as long as AdamW's (Liu et al. 2025).
+enum class StepScale { original, match_rms_adamw };
 enum class LrScheduleKind { cosine, linear, constant, inverse_sqrt, wsd, cosine_restarts };
 // How the learning rate of wsd falls in its last part.
 enum class DecayShape { linear, cosine, one_minus_sqrt };
@@ -229,12 +232,14 @@ struct OptimizerConfig {
   // host: masters and the optimizer's state lie in the host's memory and pass through the GPU at every update; changes
   // no bit of a run.
   OffloadKind offload = OffloadKind::none;
-  double momentum = 0.0;                      // sgd, lars
-  bool nesterov = false;                      // sgd
+  double momentum = 0.0;                      // sgd, lars; muon, 0.95 where nobody gives one
+  bool nesterov = false;                      // sgd; muon, true where nobody says it
   double trust_coefficient = 0.001;           // lars
   double alpha = 5.0;                         // ademamix: weight of the slow mean
   double beta3 = 0.9999;                      // ademamix: decay of the slow mean
   std::optional<std::int64_t> slow_warmup{};  // ademamix: updates in which both grow; nothing: auto, the run's steps
+  StepScale step_scale = StepScale::match_rms_adamw;  // muon
+  double adamw_rate = 1.0;                            // muon: factor on the rate of what AdamW updates
   std::optional<BatchScalingConfig> scale_with_batch{};
 };
 

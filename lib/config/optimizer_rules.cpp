@@ -55,18 +55,20 @@ std::vector<IdleOptimizerKey> idle_optimizer_keys(OptimizerConfig& optimizer) {
   using enum OptimizerKind;
   const OptimizerConfig fallback;
   IdleKeys keys(optimizer);
-  keys.add({adamw, lion, lamb, ademamix}, "betas",
+  keys.add({adamw, lion, lamb, ademamix, muon}, "betas",
            optimizer.beta1 == fallback.beta1 && optimizer.beta2 == fallback.beta2, [&optimizer] {
              optimizer.beta1 = OptimizerConfig().beta1;
              optimizer.beta2 = OptimizerConfig().beta2;
            });
-  keys.add({adamw, lamb, ademamix}, "epsilon", &OptimizerConfig::epsilon);
-  keys.add({sgd, lars}, "momentum", &OptimizerConfig::momentum);
-  keys.add({sgd}, "nesterov", &OptimizerConfig::nesterov);
+  keys.add({adamw, lamb, ademamix, muon}, "epsilon", &OptimizerConfig::epsilon);
+  keys.add({sgd, lars, muon}, "momentum", &OptimizerConfig::momentum);
+  keys.add({sgd, muon}, "nesterov", &OptimizerConfig::nesterov);
   keys.add({lars}, "trust_coefficient", &OptimizerConfig::trust_coefficient);
   keys.add({ademamix}, "alpha", &OptimizerConfig::alpha);
   keys.add({ademamix}, "beta3", &OptimizerConfig::beta3);
   keys.add({ademamix}, "slow_warmup", &OptimizerConfig::slow_warmup);
+  keys.add({muon}, "step_scale", &OptimizerConfig::step_scale);
+  keys.add({muon}, "adamw_rate", &OptimizerConfig::adamw_rate);
   return keys.take();
 }
 
@@ -82,6 +84,10 @@ std::vector<OptimizerProblem> optimizer_problems(const OptimizerConfig& optimize
          fmt::format("host is not possible with {}, whose step follows from the norms of whole tensors, while their "
                      "parts pass through the GPU one by one: leave it out, or take another optimizer",
                      to_text(optimizer.type))});
+  if (optimizer.type == muon && optimizer.offload == OffloadKind::host)
+    problems.push_back({{"train.optimizer.offload", "train.optimizer.type"},
+                        "host is not possible with muon, which orthogonalises whole matrices, while their parts pass "
+                        "through the GPU one by one: leave it out, or take another optimizer"});
   return problems;
 }
 

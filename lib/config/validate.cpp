@@ -479,6 +479,12 @@ void fill_defaults(Config& config, Origin origin, std::optional<DeviceKind> devi
   if (!context.given.contains("data.documents.attention") && reads_instructions(config.data))
     config.data.documents.attention =
         reads_text(config.data) ? DocumentAttention::instructions : DocumentAttention::within;
+  OptimizerConfig& optimizer = config.train.optimizer;
+  if (optimizer.type == OptimizerKind::muon) {
+    constexpr double usual_momentum = 0.95;
+    if (!context.given.contains("train.optimizer.momentum")) optimizer.momentum = usual_momentum;
+    if (!context.given.contains("train.optimizer.nesterov")) optimizer.nesterov = true;
+  }
   // What goes without saying is nothing: two ways to write one model are one config.
   ModelConfig& model = config.model;
   if (model.hidden % model.heads == 0 && model.head_dim == model.hidden / model.heads) model.head_dim.reset();

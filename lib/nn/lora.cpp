@@ -114,6 +114,7 @@ class AdapterTable {
     adapter.shape = {lora_.rank, of_map.shape[1]};
     name_as_peft(adapter, of_map, "lora_A");
     adapter.decays = true;
+    adapter.is_hidden_map = true;
     adapter.init = {InitialValues::Kind::uniform, 1.0 / std::sqrt(static_cast<double>(of_map.shape[1]))};
     if (is_fused) adapter.fused = map.layer + ".lora_a";
     divide(adapter, of_map, 1);
@@ -127,6 +128,7 @@ class AdapterTable {
     adapter.shape = {of_part.shape[0], lora_.rank};
     name_as_peft(adapter, of_part, "lora_B");
     adapter.decays = true;
+    adapter.is_hidden_map = true;
     if (map.parts.size() > 1) adapter.fused = map.name + ".lora_b";
     divide(adapter, of_part, 0);
     table_.add(std::move(adapter));

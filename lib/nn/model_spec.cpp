@@ -131,6 +131,7 @@ class TableBuilder {
     parameter.split = {map.may_repeat ? Split::Kind::grouped : Split::Kind::cut, map.cut == Cut::outputs ? 0 : 1,
                        map.pieces};
     parameter.decays = true;
+    parameter.is_hidden_map = true;
     parameter.init = linear_values(map);
     if (!map.fused.empty()) parameter.fused = std::string(map.fused) + ".weight";
     table_.add(std::move(parameter));

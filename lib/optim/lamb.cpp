@@ -23,24 +23,21 @@ class Lamb final : public RangeOptimizer {
 
  private:
   void update_all(Backend& backend, Stream& stream, ParamStore& store, const StepScalars& step) override {
-    for_pieces(
-        stream, store, config().weight_decay, {},
-        [&](const Piece& piece) {
-          backend.run(stream, AdamDirection{.param = piece.range.param,
-                                            .gradient = piece.range.gradient,
-                                            .first_moment = piece.range.states[0],
-                                            .second_moment = piece.range.states[1],
-                                            .spans = piece.spans,
-                                            .beta1 = config().beta1,
-                                            .beta2 = config().beta2,
-                                            .epsilon = config().epsilon,
-                                            .step = piece.step});
-        },
-        false);
+    for_pieces(stream, store, {.weight_decay = config().weight_decay, .is_last = false}, [&](const Piece& piece) {
+      backend.run(stream, AdamDirection{.param = piece.range.param,
+                                        .gradient = piece.range.gradient,
+                                        .first_moment = piece.range.states[0],
+                                        .second_moment = piece.range.states[1],
+                                        .spans = piece.spans,
+                                        .beta1 = config().beta1,
+                                        .beta2 = config().beta2,
+                                        .epsilon = config().epsilon,
+                                        .step = piece.step});
+    });
     norms_->measure(stream);
     set_scalars(stream, store, {.learning_rate = step.learning_rate, .skip = step.skip});
     const std::vector<double> ratios = trust_ratios(store.table());
-    for_pieces(stream, store, 0.0, ratios, [&](const Piece& piece) {
+    for_pieces(stream, store, {.factors = ratios}, [&](const Piece& piece) {
       backend.run(stream, SgdStep{.param = piece.range.param,
                                   .gradient = piece.range.gradient,
                                   .spans = piece.spans,

@@ -30,7 +30,7 @@ class Lars final : public RangeOptimizer {
   void update_all(Backend& backend, Stream& stream, ParamStore& store, const StepScalars& step) override {
     norms_->measure(stream);
     const std::vector<double> ratios = trust_ratios(store.table(), step.gradient_scale);
-    for_pieces(stream, store, config().weight_decay, ratios, [&](const Piece& piece) {
+    for_pieces(stream, store, {.weight_decay = config().weight_decay, .factors = ratios}, [&](const Piece& piece) {
       backend.run(stream, SgdStep{.param = piece.range.param,
                                   .gradient = piece.range.gradient,
                                   .spans = piece.spans,

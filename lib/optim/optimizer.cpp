@@ -19,6 +19,8 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config) {
       return make_lars(config);
     case OptimizerKind::ademamix:
       return make_ademamix(config);
+    case OptimizerKind::muon:
+      return make_muon(config);
   }
   SCALETRAIN_CHECK(false);
 }

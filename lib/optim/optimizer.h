@@ -1,17 +1,20 @@
 // The update of the parameters from their gradients. What an optimizer remembers per element lives in the states of the
 // parameter store, under the names that it declares here; what changes from step to step is in the step scalars. What
-// it needs of whole tensors (their norms) it sums over the ranks itself, and declares how many numbers that takes, so
-// that the plan foretells it.
+// it needs of whole tensors (their norms, or all of them) it asks the ranks for itself, and declares what that takes of
+// calls and of memory, so that the plan foretells it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "backend/backend.h"
 #include "config/config.h"
 #include "parallel/param_table.h"
+#include "store/group_call.h"
 #include "store/param_store.h"
 
 namespace scaletrain {
@@ -22,8 +25,23 @@ class Optimizer {
 
   // Per-element state, zero at the start: ParamStore::Options::state_names, and the names in a checkpoint.
   virtual std::span<const std::string> state_names() const = 0;
+  // By its place among them, the state that a parameter has no use of: ParamTable::leave_out_states. It may be there,
+  // as zeros. -1: there is none.
+  virtual int absent_state(const Parameter&) const { return -1; }
   // Numbers (f64) that step() sums over all ranks (sum_over_world), once: 0 where each element is updated by itself.
   virtual std::int64_t num_summed(const ParamTable&) const { return 0; }
+
+  // Calls that step() makes behind that sum, in their order; and bytes of the device's memory that it needs beside the
+  // store's. Both pure: of a rank whose store is made with these options.
+  virtual std::vector<GroupCall> calls(const ParamTable&, const ShardLayout&, const ParamStore::Options&) const {
+    return {};
+  }
+  virtual std::size_t workspace_bytes(const ParamTable&, const ShardLayout&, const ParamStore::Options&) const {
+    return 0;
+  }
+
+  // Of the products of matrices in a step of the rank, in the compute type, for the plan of its time. Pure.
+  virtual double product_flops(const ParamTable&, const ShardLayout&, const ParamStore::Options&) const { return 0; }
 
   // Allocates what a step needs, which the first one does otherwise. The store must outlive the steps.
   virtual void prepare(Backend& backend, const ParamStore& store) = 0;
@@ -45,6 +63,7 @@ class Optimizer {
 //   lamb      exp_avg, exp_avg_sq
 //   lars      momentum_buffer; none where the momentum is 0
 //   ademamix  exp_avg, exp_avg_slow, exp_avg_sq
+//   muon      exp_avg, exp_avg_sq; of the matrices that it orthogonalises exp_avg, its momentum, alone
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config);
 
 }  // namespace scaletrain

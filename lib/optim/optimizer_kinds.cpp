@@ -52,8 +52,7 @@ void RangeOptimizer::set_scalars(Stream& stream, const ParamStore& store, const 
   }
 }
 
-void RangeOptimizer::for_pieces(Stream& stream, ParamStore& store, double weight_decay, std::span<const double> factors,
-                                const Update& update, bool is_last) {
+void RangeOptimizer::for_pieces(Stream& stream, ParamStore& store, const Pass& pass, const Update& update) {
   const std::size_t first = (num_set_ - 1) * joinings_.size();
   store.update_ranges(
       stream,
@@ -63,17 +62,18 @@ void RangeOptimizer::for_pieces(Stream& stream, ParamStore& store, double weight
           spans_.push_back(
               update_spans(store.layout(), store.table(),
                            {.buffer = range.buffer, .first = range.first, .count = range.param.num_elements()},
-                           weight_decay, factors, joinings_[i]));
-          if (joinings_.size() > 1 && spans_.back().empty()) continue;
+                           pass.weight_decay, pass.factors, joinings_[i], pass.is_chosen));
+          if ((joinings_.size() > 1 || pass.is_chosen) && spans_.back().empty()) continue;
           update({range, spans_.back(),
                   scalars_->device((first + i) * sizeof(StepScalars), DType::f64, {num_step_scalars})});
         }
       },
-      is_last);
+      pass.is_last);
 }
 
 void ElementwiseOptimizer::update_all(Backend& backend, Stream& stream, ParamStore& store, const StepScalars&) {
-  for_pieces(stream, store, config().weight_decay, {}, [&](const Piece& piece) { update(backend, stream, piece); });
+  for_pieces(stream, store, {.weight_decay = config().weight_decay},
+             [&](const Piece& piece) { update(backend, stream, piece); });
 }
 
 }  // namespace scaletrain

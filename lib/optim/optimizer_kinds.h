@@ -23,6 +23,7 @@ std::unique_ptr<Optimizer> make_lion(const OptimizerConfig& config);
 std::unique_ptr<Optimizer> make_lamb(const OptimizerConfig& config);
 std::unique_ptr<Optimizer> make_lars(const OptimizerConfig& config);
 std::unique_ptr<Optimizer> make_ademamix(const OptimizerConfig& config);
+std::unique_ptr<Optimizer> make_muon(const OptimizerConfig& config);
 
 // What every optimizer keeps for the kernels of a step: the step scalars in memory of the device, and the spans, which
 // kernels that run later still read.
@@ -47,13 +48,20 @@ class RangeOptimizer : public Optimizer {
   const OptimizerConfig& config() const { return config_; }
   // Updates all that this rank has. `step` is what make_step_scalars made of it.
   virtual void update_all(Backend& backend, Stream& stream, ParamStore& store, const StepScalars& step) = 0;
+  // What is shown of a range, and how.
+  struct Pass {
+    double weight_decay = 0;
+    std::span<const double> factors{};
+    ParameterChoice is_chosen{};  // empty: all
+    bool is_last = true;          // as ParamStore::update_ranges
+  };
   // Shows `update` every piece. The spans' weight decay is `weight_decay` where the parameter decays, and their factor
   // on the rate the parameter's, times factors[parameter] where there are any. The scalars are those of set_scalars.
   // Parameters that joined later (Parameter::joins_after) are pieces of their own, with bias corrections of their own;
   // those that are yet to join are none.
-  // is_last: as ParamStore::update_ranges.
-  void for_pieces(Stream& stream, ParamStore& store, double weight_decay, std::span<const double> factors,
-                  const Update& update, bool is_last = true);
+  void for_pieces(Stream& stream, ParamStore& store, const Pass& pass, const Update& update);
+  // Spans that live as long as those of the step's pieces.
+  std::vector<UpdateSpan>& add_spans() { return spans_.emplace_back(); }
   // For the pieces that follow. At most twice a step.
   void set_scalars(Stream& stream, const ParamStore& store, const StepScalars& step);
 

@@ -5,7 +5,8 @@
 namespace scaletrain {
 
 std::vector<UpdateSpan> update_spans(const ShardLayout& layout, const ParamTable& table, const FlatRange& range,
-                                     double weight_decay, std::span<const double> factors, std::int64_t joins_after) {
+                                     double weight_decay, std::span<const double> factors, std::int64_t joins_after,
+                                     const ParameterChoice& is_chosen) {
   std::vector<UpdateSpan> out;
   for (const ParamSpan& span : layout.spans()) {
     if (span.buffer != range.buffer) continue;
@@ -13,7 +14,7 @@ std::vector<UpdateSpan> update_spans(const ShardLayout& layout, const ParamTable
     const std::int64_t end = std::min(span.offset + span.count, range.first + range.count);
     if (begin >= end) continue;
     const Parameter& parameter = table.parameters()[static_cast<std::size_t>(span.parameter)];
-    if (parameter.joins_after != joins_after) continue;
+    if (parameter.joins_after != joins_after || (is_chosen && !is_chosen(parameter))) continue;
     const double decay = parameter.decays ? weight_decay : 0.0;
     const double factor = factors.empty() ? 1.0 : factors[static_cast<std::size_t>(span.parameter)];
     const double rate_factor = parameter.rate_factor * factor;

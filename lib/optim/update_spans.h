@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -21,9 +22,10 @@ struct FlatRange {
 // Ascending spans with offsets relative to range.first: weight_decay where the table says that the parameter decays, 0
 // where not, and the parameter's factor on the learning rate, times factors[its index in the table] where there are
 // any. Of parameters that join after so many updates (Parameter::joins_after): what joins at other times, and padding,
-// is in none of them.
+// is in none of them. With a choice of parameters nor is what it leaves out.
+using ParameterChoice = std::function<bool(const Parameter&)>;
 std::vector<UpdateSpan> update_spans(const ShardLayout& layout, const ParamTable& table, const FlatRange& range,
                                      double weight_decay, std::span<const double> factors = {},
-                                     std::int64_t joins_after = 0);
+                                     std::int64_t joins_after = 0, const ParameterChoice& is_chosen = {});
 
 }  // namespace scaletrain

@@ -122,6 +122,18 @@ void ParamTable::scale_learning_rates(const std::function<double(const Parameter
     parameter.rate_factor = parameter.tied_to ? find(*parameter.tied_to)->rate_factor : factor_of(parameter);
 }
 
+void ParamTable::leave_out_states(const std::function<int(const Parameter&)>& absent_of) {
+  const Parameter* before = nullptr;
+  for (Parameter& parameter : parameters_) {
+    if (parameter.role == ParamRole::trained)
+      parameter.absent_state = parameter.tied_to ? find(*parameter.tied_to)->absent_state : absent_of(parameter);
+    const bool is_continued = before != nullptr && !parameter.fused.empty() && before->unit == parameter.unit &&
+                              before->fused == parameter.fused;
+    SCALETRAIN_CHECK(!is_continued || before->absent_state == parameter.absent_state);
+    before = &parameter;
+  }
+}
+
 std::span<const Parameter> ParamTable::parameters_of(int unit) const {
   SCALETRAIN_CHECK(unit >= 0 && static_cast<std::size_t>(unit) < units_.size());
   const ParamUnit& place = units_[static_cast<std::size_t>(unit)];

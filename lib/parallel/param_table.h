@@ -72,8 +72,13 @@ struct Parameter {
   // Of a trained parameter: updates of the model before it takes part in them. Until then it keeps its value, nobody
   // computes its gradient, and its optimizer state is zero.
   std::int64_t joins_after = 0;
+  // Of a trained parameter: by its place among them, the optimizer state that it has no use of and no memory for; -1:
+  // it has all.
+  int absent_state = -1;
+  bool has_state(int state) const { return role == ParamRole::trained && state != absent_state; }
   InitialValues init;
-  bool lookup_only = false;  // read row by row (an embedding table): needs no compute form
+  bool is_hidden_map = false;  // a linear map between features of a block: not an embedding, not the head
+  bool lookup_only = false;    // read row by row (an embedding table): needs no compute form
   // With sequence shards each tensor rank computes this replicated parameter's gradient from its own rows of the batch
   // only (norms, biases of row-parallel maps): the ranks' gradients are summed.
   bool sequence_partial = false;
@@ -120,6 +125,9 @@ class ParamTable {
   std::span<const Parameter> parameters_of(int unit) const;
   const Parameter* find(std::string_view name) const;  // null if there is none
   int index_of(std::string_view name) const;           // -1 if there is none
+
+  // Gives each trained parameter the state that it has no use of. Those of a fused matrix get the same.
+  void leave_out_states(const std::function<int(const Parameter&)>& absent_of);
 
   // The first unit that has a parameter of those trained after so many updates, which a backward must reach: no
   // gradient is needed of what comes before it. Without one the number of units.

@@ -93,11 +93,13 @@ ShardLayout::ShardLayout(const ParamTable& table, std::span<const int> units, co
 
 // Finds or appends the buffer of a parameter.
 int ShardLayout::buffer_of(const Parameter& parameter) {
-  const std::string name = fmt::format("{}.{}", role_name(parameter.role), to_text(parameter.dtype));
+  std::string name = fmt::format("{}.{}", role_name(parameter.role), to_text(parameter.dtype));
+  if (parameter.absent_state >= 0) name += fmt::format(".without.{}", parameter.absent_state);
   const auto found =
       std::find_if(buffers_.begin(), buffers_.end(), [&](const FlatBuffer& buffer) { return buffer.name == name; });
   if (found != buffers_.end()) return narrow<int>(found - buffers_.begin());
-  buffers_.push_back({.name = name, .role = parameter.role, .dtype = parameter.dtype});
+  buffers_.push_back(
+      {.name = name, .role = parameter.role, .dtype = parameter.dtype, .absent_state = parameter.absent_state});
   return narrow<int>(buffers_.size()) - 1;
 }
 

@@ -1,8 +1,8 @@
 // Where each parameter of one rank lives in the flat buffers that ZeRO partitions.
 //
-// One flat buffer per (role, reduction group, dtype): all parameters of it one after the other, units in order, each
-// parameter's local box flattened, parameters of a fused group without gaps, every unit and every fused group aligned
-// to 16 elements (64 bytes). Decay and padding are attributes of spans.
+// One flat buffer per (role, reduction group, dtype, optimizer states that there are): all parameters of it one after
+// the other, units in order, each parameter's local box flattened, parameters of a fused group without gaps, every unit
+// and every fused group aligned to 16 elements (64 bytes). Decay and padding are attributes of spans.
 //
 // A buffer is divided into buckets, and each bucket on its own into equal, aligned shards, one per data rank, padded
 // where it does not divide: so a unit can be gathered, and its gradient reduced, by itself. A unit is one bucket; a
@@ -48,9 +48,11 @@ struct ParamSpan {
 };
 
 struct FlatBuffer {
-  std::string name;  // "trained.data.F32"; roles without a gradient have no reduction group: "frozen.BF16"
+  std::string name;  // "trained.data.F32", with ".without.1" where they lack a state; roles without a gradient have no
+                     // reduction group: "frozen.BF16"
   ParamRole role = ParamRole::trained;
   DType dtype = DType::f32;
+  int absent_state = -1;          // as its parameters'
   std::int64_t num_elements = 0;  // padded to shards * shard_elements
   std::int64_t shard_elements = 0;
 };

@@ -226,6 +226,8 @@ MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace, const Sch
       {"kernel workspace", backend_workspace, is_host_accessible(space)},
   };
   if (gradient_noise) memory.items.push_back({"gradients of half a batch", store.second_gradients});
+  if (const std::size_t bytes = make_optimizer(optimizer)->workspace_bytes(table, shard, store_options()); bytes > 0)
+    memory.items.push_back({"whole matrices of the update", bytes});
   if (offload) memory.items.push_back({"staging of offloaded state", store.state_staging});
   // Of every stage, if of one: not all are in a group that sums.
   if (is_direct()) {
@@ -346,7 +348,10 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
     phase.compute_on(Space::device, cuda_row_alignment, cuda_attention_workspace);
   phase.may_be_direct = may_use_nccl(config.launch.transport);
   phase.ranks_per_host = config.launch.ranks_per_node.value_or(common_host);
-  phase.numbers_per_update = make_optimizer(config.train.optimizer)->num_summed(phase.table);
+  phase.optimizer = config.train.optimizer;
+  const auto optimizer = make_optimizer(config.train.optimizer);
+  phase.table.leave_out_states([&](const Parameter& parameter) { return optimizer->absent_state(parameter); });
+  phase.numbers_per_update = optimizer->num_summed(phase.table);
   phase.optimizer_states = training_states(config.train);
   phase.ema = config.train.ema;
   phase.gradient_noise = config.log.gradient_noise;

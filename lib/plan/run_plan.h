@@ -84,9 +84,10 @@ struct PhasePlan {
   std::function<std::size_t(const Shape& weight)> packed_bytes;  // as the store's option
   std::vector<std::string> optimizer_states;                     // per-element state, by name; the average is the last
   std::int64_t numbers_per_update = 0;                           // that the optimizer sums over all ranks, of its own
-  std::optional<EmaConfig> ema;                                  // of the weights
-  std::optional<GradientNoiseConfig> gradient_noise;             // some steps are made in halves
-  bool offload = false;                                          // masters and that state lie in the host's memory
+  OptimizerConfig optimizer;
+  std::optional<EmaConfig> ema;                       // of the weights
+  std::optional<GradientNoiseConfig> gradient_noise;  // some steps are made in halves
+  bool offload = false;                               // masters and that state lie in the host's memory
   bool background_saves = false;
   RecomputeKind recompute = RecomputeKind::none;
   std::uint64_t seed = 0;  // of the run

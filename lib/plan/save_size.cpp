@@ -76,16 +76,16 @@ class SaveCounter {
       : phase_(phase),
         pieces_(phase.table.parameters().size()),
         number_bytes_(pieces_.size()),
-        states_(phase.optimizer_states.size()) {}
+        states_(narrow<int>(phase.optimizer_states.size())) {}
 
   // All data ranks of a stage that hold this tensor part.
   void add(const ShardLayout& layout) {
     masters_.assign(static_cast<std::size_t>(phase_.mesh.degree(Axis::data)), 0);
-    trained_.assign(masters_.size(), 0);
+    states_of_.assign(masters_.size(), 0);
     for (const ParamSpan& span : layout.spans()) add_span(layout, span);
     for (std::size_t rank = 0; rank < masters_.size(); ++rank) {
       add_files(masters_[rank]);
-      add_files(trained_[rank] * states_);
+      add_files(states_of_[rank]);
     }
   }
 
@@ -96,7 +96,7 @@ class SaveCounter {
     std::uint64_t tensors = 0;
     std::uint64_t numbers = 0;
     for (std::size_t index = 0; index < pieces_.size(); ++index) {
-      const std::int64_t copies = 1 + (is_trained(index) ? narrow<std::int64_t>(states_) : 0);
+      const std::int64_t copies = 1 + states_of(phase_.table.parameters()[index]);
       size.pieces = checked_add(size.pieces, checked_mul(pieces_[index], copies));
       numbers += number_bytes_[index] * static_cast<std::uint64_t>(copies);
       if (pieces_[index] > 0) tensors += static_cast<std::uint64_t>(copies);
@@ -118,7 +118,11 @@ class SaveCounter {
   }
 
  private:
-  bool is_trained(std::size_t index) const { return phase_.table.parameters()[index].role == ParamRole::trained; }
+  std::int64_t states_of(const Parameter& parameter) const {
+    std::int64_t count = 0;
+    for (int state = 0; state < states_; ++state) count += parameter.has_state(state) ? 1 : 0;
+    return count;
+  }
 
   void add_span(const ShardLayout& layout, const ParamSpan& span) {
     const Parameter& parameter = phase_.table.parameters()[static_cast<std::size_t>(span.parameter)];
@@ -137,7 +141,7 @@ class SaveCounter {
       count_boxes(span.box, 0, done, count, 0, boxes);
       const std::uint64_t bytes = static_cast<std::uint64_t>(count) * element;
       masters_[static_cast<std::size_t>(rank)] += bytes;
-      if (trained) trained_[static_cast<std::size_t>(rank)] += bytes;
+      states_of_[static_cast<std::size_t>(rank)] += bytes * static_cast<std::uint64_t>(states_of(parameter));
       done += count;
     }
     pieces_[static_cast<std::size_t>(span.parameter)] += boxes.boxes;
@@ -154,9 +158,9 @@ class SaveCounter {
   const PhasePlan& phase_;
   std::vector<std::int64_t> pieces_;         // of each parameter's masters
   std::vector<std::uint64_t> number_bytes_;  // of their boxes in a list
-  std::size_t states_;
-  std::vector<std::uint64_t> masters_;  // bytes of each data rank of the layout at hand
-  std::vector<std::uint64_t> trained_;  // of them trained
+  int states_;
+  std::vector<std::uint64_t> masters_;    // bytes of each data rank of the layout at hand
+  std::vector<std::uint64_t> states_of_;  // and of its optimizer states
   std::uint64_t bytes_ = 0;
   std::uint64_t blocks_ = 0;
   std::int64_t files_ = 0;

@@ -18,6 +18,8 @@ std::string_view to_text(CallPurpose purpose) {
       return "activation gradients";
     case CallPurpose::softmax_statistics:
       return "softmax statistics";
+    case CallPurpose::directions:
+      return "update directions";
     case CallPurpose::decisions:
       return "loss, norm, votes";
   }

@@ -20,6 +20,7 @@ enum class CallPurpose {
   recomputed_activations,
   activation_gradients,
   softmax_statistics,
+  directions,  // of an optimizer that needs whole matrices
   decisions
 };
 std::string_view to_text(CallPurpose purpose);

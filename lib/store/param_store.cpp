@@ -121,7 +121,7 @@ void ParamStore::Impl::allocate_states() {
     std::vector<Buffer>& buffers = states.emplace_back(layout.buffers().size());
     for (std::size_t index = 0; index < buffers.size(); ++index) {
       const FlatBuffer& flat = layout.buffers()[index];
-      if (flat.role != ParamRole::trained) continue;
+      if (!memory.has_state(narrow<int>(index), state)) continue;
       const std::int64_t elements = memory.zero.shard_optimizer ? flat.shard_elements : flat.num_elements;
       const std::size_t bytes = static_cast<std::size_t>(elements) * size_of(memory.dtypes[index]);
       buffers[index] = memory.offload ? backend.allocate_pinned(bytes) : backend.allocate(bytes);
@@ -144,8 +144,10 @@ void ParamStore::Impl::collect_ranges() {
       if (memory.has_own_masters(index))
         range.compute = weights->compute(index).view(0, memory.compute[static_cast<std::size_t>(index)], shape);
       range.gradient = gradients->gradients(index).view(0, dtype, shape);
-      for (const auto& state : states)
-        range.states.push_back(state[static_cast<std::size_t>(index)].view(0, dtype, shape));
+      for (std::size_t state = 0; state < states.size(); ++state)
+        range.states.push_back(memory.has_state(index, state)
+                                   ? states[state][static_cast<std::size_t>(index)].view(0, dtype, shape)
+                                   : View());
       ranges.push_back(std::move(range));
     }
     return;
@@ -160,9 +162,12 @@ void ParamStore::Impl::collect_ranges() {
     range.param = weights->master_shard(index);
     if (memory.has_own_masters(bucket.buffer)) range.compute = weights->compute_shard(index);
     range.gradient = gradients->shard(index);
-    for (const auto& state : states)
-      range.states.push_back(state[static_cast<std::size_t>(bucket.buffer)].view(
-          static_cast<std::size_t>(bucket.shard_first) * size_of(place.dtype), place.dtype, {bucket.shard_elements}));
+    for (std::size_t state = 0; state < states.size(); ++state)
+      range.states.push_back(memory.has_state(bucket.buffer, state)
+                                 ? states[state][static_cast<std::size_t>(bucket.buffer)].view(
+                                       static_cast<std::size_t>(bucket.shard_first) * size_of(place.dtype), place.dtype,
+                                       {bucket.shard_elements})
+                                 : View());
     ranges.push_back(std::move(range));
   }
 }

@@ -98,7 +98,7 @@ struct OptimizerRange {
   View compute;            // the compute weights of the same elements, which the update writes too; empty: they are
                            // the masters
   View gradient;
-  std::vector<View> states;  // in the order of the names given to the constructor
+  std::vector<View> states;  // in the order of the names given to the constructor; empty where they have none
 };
 
 enum class StateKind { master, gradient, optimizer };
@@ -113,7 +113,8 @@ class ParamStore {
  public:
   struct Options {
     std::vector<std::string>
-        state_names{};  // per-element optimizer state, e.g. {"exp_avg", "exp_avg_sq"}; none for inference
+        state_names{};  // per-element optimizer state, e.g. {"exp_avg", "exp_avg_sq"}; none for inference. What a
+                        // parameter lacks of them (Parameter::absent_state) has no memory, and is not to be asked for
     bool gradients = true;
     DType dtype = DType::f32;  // of masters, gradients and states; f64 with the f64 reference
     // Of the weights that layers read, but for frozen ones that are stored in another type than f32. Nothing: dtype.
@@ -193,7 +194,8 @@ class ParamStore {
 
   // The ranges of parameters whose values this rank holds, of this kind: unsharded parameters, or its shard's parts.
   std::span<const ParamRange> held(StateKind kind) const;
-  // The values of a held range, or of any part of one. `state` counts for StateKind::optimizer. With offload masters
+  // The values of a held range, or of any part of one. `state`, which the parameter must have, counts for
+  // StateKind::optimizer. With offload masters
   // and states are in pinned memory of the host, which reads them when the stream has run what it was given.
   View values(StateKind kind, const ParamRange& range, std::size_t state = 0) const;
   // The same in its buffer, for what works on many ranges at once.

@@ -185,6 +185,8 @@ StoreMemory plan_store_memory(const ParamTable& table, const ShardLayout& layout
     memory.dtypes.push_back(flat.dtype == DType::f32 ? options.dtype : flat.dtype);
     memory.compute.push_back(flat.dtype == DType::f32 ? options.compute.value_or(options.dtype) : flat.dtype);
     memory.trained.push_back(flat.role == ParamRole::trained ? 1 : 0);
+    memory.absent.push_back(flat.absent_state);
+    SCALETRAIN_CHECK(!options.offload || flat.absent_state < 0);  // what passes through the device has all
   }
   for (int index = 0; index < narrow<int>(layout.buckets().size()); ++index) {
     const Bucket& bucket = layout.buckets()[static_cast<std::size_t>(index)];
@@ -311,7 +313,9 @@ StoreBytes store_bytes(const ParamTable& table, const ShardLayout& layout, const
     if (!memory.gradients || layout.buffers()[buffer].role != ParamRole::trained) continue;
     bytes.gradients += bytes_of(buffer, memory.zero.shard_gradients, dtype);
     if (memory.second_gradients) bytes.second_gradients += bytes_of(buffer, memory.zero.shard_optimizer, dtype);
-    bytes.states += memory.num_states * bytes_of(buffer, memory.zero.shard_optimizer, dtype);
+    for (std::size_t state = 0; state < memory.num_states; ++state)
+      if (memory.has_state(narrow<int>(buffer), state))
+        bytes.states += bytes_of(buffer, memory.zero.shard_optimizer, dtype);
   }
   std::vector<UnitPlace> units;
   for (const int unit : layout.units()) units.push_back(place_unit(table, layout, memory, options, unit));

@@ -66,10 +66,11 @@ struct StoreMemory {
   bool sums_over_copies = false;
   bool gradients = false;
   bool second_gradients = false;  // those that the optimizer reads
-  std::size_t num_states = 0;  // optimizer state per element
+  std::size_t num_states = 0;     // optimizer state per element, at most
   std::vector<DType> dtypes;   // by buffer: of masters, gradients and states
   std::vector<DType> compute;  // by buffer: of what layers read
   std::vector<char> trained;   // by buffer: has gradients and states
+  std::vector<int> absent;     // by buffer: a state that it has not; -1: it has all
   std::vector<BucketPlace> buckets;
   int num_staging = 0;               // staging buffers of units, for weights and for gradients
   std::size_t weight_staging = 0;    // bytes of each
@@ -87,6 +88,10 @@ struct StoreMemory {
   int num_state_staging = 0;
   std::size_t state_staging = 0;  // bytes of each
 
+  bool has_state(int buffer, std::size_t state) const {
+    const auto index = static_cast<std::size_t>(buffer);
+    return trained[index] != 0 && static_cast<int>(state) != absent[index];
+  }
   // Whether a buffer's compute weights are others than its masters (those of frozen parameters, which no update needs
   // in another form or place, never are), and whether a rank has its shard of the masters only.
   bool has_own_masters(int buffer) const {

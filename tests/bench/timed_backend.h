@@ -113,6 +113,8 @@ class TimedBackend final : public ForwardingBackend {
   Purpose purpose_of(const LionStep&) const { return Purpose::update; }
   Purpose purpose_of(const AdemamixStep&) const { return Purpose::update; }
   Purpose purpose_of(const AdamDirection&) const { return Purpose::update; }
+  Purpose purpose_of(const MomentumDirection&) const { return Purpose::update; }
+  Purpose purpose_of(const ScaleSpans&) const { return Purpose::update; }
   Purpose purpose_of(const AverageStep&) const { return Purpose::update; }
   Purpose purpose_of(const Swap&) const { return Purpose::update; }
 

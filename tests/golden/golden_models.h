@@ -241,6 +241,10 @@ inline OptimizerConfig golden_optimizer(const Expected& expected, const GoldenCa
   double nesterov = 0;
   read("nesterov", nesterov);
   config.nesterov = nesterov != 0;
+  read("adamw_rate", config.adamw_rate);
+  double original = 0;
+  read("original", original);
+  config.step_scale = original != 0 ? StepScale::original : StepScale::match_rms_adamw;
   double slow_warmup = 0;
   read("slow_warmup", slow_warmup);
   config.slow_warmup = static_cast<std::int64_t>(slow_warmup);

@@ -4,8 +4,9 @@
     python3 -m venv venv && venv/bin/pip install torch transformers safetensors lion-pytorch timm
     venv/bin/python tests/golden/make_optimizers.py
 
-SGD is PyTorch's. The others are written here from their papers; Lion, LAMB and LARS are checked to agree with the implementations of
-lion-pytorch and timm, where those compute the same. The batches are those of expected.safetensors. Needs the folders that make_golden.py
+SGD is PyTorch's. The others are written here from their papers; Lion, LAMB, LARS and Muon are checked to agree with the implementations of
+lion-pytorch, timm and PyTorch, where those compute the same. PyTorch's Muon rounds to bfloat16 within Newton-Schulz: there it is given the
+float64 form of here, which applies the iterations' polynomial to singular values. The batches are those of expected.safetensors. Needs the folders that make_golden.py
 wrote.
 """
 
@@ -25,25 +26,35 @@ SETTINGS = {
     "lion": dict(learning_rate=1e-3, beta1=0.9, beta2=0.99, weight_decay=0.1),
     "lamb": dict(learning_rate=1e-2, beta1=0.9, beta2=0.95, epsilon=1e-6, weight_decay=0.1),
     "lars": dict(learning_rate=1.0, momentum=0.9, trust_coefficient=0.01, weight_decay=0.1),
+    "muon": dict(learning_rate=5e-3, momentum=0.95, nesterov=1, weight_decay=0.1, original=0, adamw_rate=0.5, beta1=0.9, beta2=0.95,
+                 epsilon=1e-8),
+    "muon_original": dict(learning_rate=2e-2, momentum=0.9, nesterov=0, weight_decay=0.1, original=1, adamw_rate=0.1, beta1=0.8, beta2=0.9,
+                          epsilon=1e-6),
     "ademamix": dict(learning_rate=1e-3, beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1, alpha=5.0, beta3=0.999, slow_warmup=15),
 }
 
 
+def is_hidden_map(name, parameter):
+    return parameter.dim() == 2 and (".h." in name or ".layers." in name)
+
+
 def tensors_of(model):
-    """(values, gradient, whether it decays) of every tensor as it is meant: GPT-2's fused query, key and value are three."""
+    """(name, values, gradient, whether it decays) of every tensor as it is meant: GPT-2's fused query, key and value are three."""
     for name, parameter in model.named_parameters():
         if name.endswith("attn.c_attn.weight"):
-            yield from ((part, lambda p=parameter, i=i: p.grad.chunk(3, dim=1)[i], True)
+            yield from ((name, part, lambda p=parameter, i=i: p.grad.chunk(3, dim=1)[i], True)
                         for i, part in enumerate(parameter.data.chunk(3, dim=1)))
         else:
-            yield parameter.data, lambda p=parameter: p.grad, parameter.dim() >= 2
+            yield name, parameter.data, lambda p=parameter: p.grad, parameter.dim() >= 2
 
 
 class FromPaper:
     """A rule of one tensor: step(values, gradient, state, rate, decay, update)."""
 
     def __init__(self, model, rule, settings):
-        self.tensors = [(values, gradient, decays, {}) for values, gradient, decays in tensors_of(model)]
+        # Muon's rule asks which tensor it has; GPT-2 stores linear maps [in, out].
+        self.tensors = [(values, gradient, decays, dict(is_hidden_map=is_hidden_map(name, values), outputs_first=".h." not in name))
+                        for name, values, gradient, decays in tensors_of(model)]
         self.rule, self.settings, self.update = rule, settings, 0
 
     def step(self, rate):
@@ -102,6 +113,54 @@ def ademamix(p, g, state, rate, decays, update, beta1, beta2, epsilon, weight_de
     p.sub_(rate * ((fast + weight * slow) / (v.sqrt() + epsilon) + (weight_decay if decays else 0.0) * p))
 
 
+def polynomial_of_singular_values(matrix):
+    """Five Newton-Schulz iterations of Jordan's quintic (2024), X <- a X + b X X' X + c X X' X X' X, by the singular values of X."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    values = values / values.norm().clamp(min=1e-7)
+    for _ in range(5):
+        values = a * values + b * values**3 + c * values**5
+    return left @ torch.diag(values) @ right
+
+
+def muon(p, g, state, rate, decays, update, momentum, nesterov, weight_decay, original, adamw_rate, beta1, beta2, epsilon):
+    """Jordan et al. 2024, with decay and the other scale by Liu et al. 2025, section 2; AdamW for what is no hidden map."""
+    decay = weight_decay if decays else 0.0
+    if not state["is_hidden_map"]:
+        m = mean(state, "m", g, beta1) / (1 - beta1**update)
+        v = mean(state, "v", g * g, beta2) / (1 - beta2**update)
+        p.sub_(adamw_rate * rate * (m / (v.sqrt() + epsilon) + decay * p))
+        return
+    state["v"] = momentum * state.get("v", torch.zeros_like(p)) + g
+    direction = g + momentum * state["v"] if nesterov else state["v"]
+    outputs, inputs = p.shape if state["outputs_first"] else reversed(p.shape)
+    length = math.sqrt(max(1.0, outputs / inputs)) if original else 0.2 * math.sqrt(max(outputs, inputs))
+    p.sub_(rate * (length * polynomial_of_singular_values(direction) + decay * p))
+
+
+class PublishedMuon:
+    """PyTorch's, but for the type of its iterations, and its AdamW for the rest."""
+
+    def __init__(self, model, s):
+        import torch.optim._muon as published
+        published._zeropower_via_newtonschulz = lambda matrix, *_: polynomial_of_singular_values(matrix)
+        named = list(model.named_parameters())
+        maps = [p for name, p in named if is_hidden_map(name, p)]
+        rest = [p for name, p in named if not is_hidden_map(name, p)]
+        self.adamw_rate = s["adamw_rate"]
+        self.muon = torch.optim.Muon(maps, lr=1.0, weight_decay=s["weight_decay"], momentum=s["momentum"], nesterov=bool(s["nesterov"]),
+                                     adjust_lr_fn="original" if s["original"] else "match_rms_adamw")
+        groups = [dict(params=[p for p in rest if p.dim() >= 2], weight_decay=s["weight_decay"]),
+                  dict(params=[p for p in rest if p.dim() < 2], weight_decay=0.0)]
+        self.adamw = torch.optim.AdamW(groups, lr=1.0, betas=(s["beta1"], s["beta2"]), eps=s["epsilon"])
+
+    def step(self, rate):
+        for optimizer, factor in ((self.muon, 1.0), (self.adamw, self.adamw_rate)):
+            for group in optimizer.param_groups:
+                group["lr"] = factor * rate
+            optimizer.step()
+
+
 class Published:
     """An optimizer of a library, with decay on matrices only."""
 
@@ -121,7 +180,7 @@ def make_optimizer(name, model):
     if name.startswith("sgd"):
         return Published(model, lambda groups: torch.optim.SGD(
             groups, lr=0.0, momentum=settings["momentum"], nesterov=bool(settings["nesterov"]), weight_decay=settings["weight_decay"]))
-    return FromPaper(model, globals()[name], settings)
+    return FromPaper(model, globals()[name.removesuffix("_original")], settings)
 
 
 def make_published(name, model):
@@ -134,6 +193,8 @@ def make_published(name, model):
         from timm.optim import Lamb
         return Published(model, lambda groups: Lamb(groups, lr=1.0, betas=(s["beta1"], s["beta2"]), eps=s["epsilon"],
                                                     weight_decay=s["weight_decay"], max_grad_norm=None))
+    if name.startswith("muon"):
+        return PublishedMuon(model, s)
     if name == "lars":  # its rate is outside of the momentum: the same where the rate stays
         from timm.optim import Lars
         return Published(model, lambda groups: Lars(groups, lr=1.0, momentum=s["momentum"], weight_decay=s["weight_decay"],
@@ -197,7 +258,7 @@ def make(folder, model):
 
 
 def main():
-    for folder, model in make_golden.open_models(pathlib.Path(__file__).resolve().parent):
+    for folder, model, _ in make_golden.open_models(pathlib.Path(__file__).resolve().parent):
         make(folder, model)
 
 

@@ -30,6 +30,8 @@ const std::vector<AveragedLayout>& averaged_layouts() {
       {{"data 2, zero 1, bf16", 2, 1, 1, 1}, TestBackend::cpu_bf16},
       // Whose step passes the weights twice, and changes them in the second pass.
       {{"data 2, zero 1, lamb", 2, 1, 1, 1}, TestBackend::reference_f64, OffloadKind::none, OptimizerKind::lamb},
+      // Whose matrices have one state before the average, and whose other parameters have two.
+      {{"data 2, zero 1, muon", 2, 1, 1, 1}, TestBackend::reference_f64, OffloadKind::none, OptimizerKind::muon},
   };
   return all;
 }

@@ -56,6 +56,8 @@ class OperandVisitor {
     reach_all(op.param, op.first_moment, op.slow_moment, op.second_moment, op.gradient, op.step, op.compute_weights);
   }
   void enter(AdamDirection& op) const { reach_all(op.param, op.gradient, op.first_moment, op.second_moment, op.step); }
+  void enter(MomentumDirection& op) const { reach_all(op.gradient, op.momentum, op.step); }
+  void enter(ScaleSpans& op) const { reach_all(op.values); }
   void enter(AverageStep& op) const { reach_all(op.average, op.param); }
   void enter(Swap& op) const { reach_all(op.a, op.b); }
 

@@ -149,6 +149,37 @@ void compute(Device<S>& device, const AdamDirection& op) {
 }
 
 template <class S>
+void compute(Device<S>& device, const MomentumDirection& op) {
+  const StepScalars step = step_scalars_at(op.step);
+  if (step.skip != 0) return;
+  const auto scale = static_cast<float>(step.gradient_scale);
+  const auto kept = static_cast<float>(op.beta);
+  const auto added = static_cast<float>(1.0 - op.beta);
+  for (const UpdateSpan& span : op.spans) {
+    device.for_pieces(span.count, piece_elements, [&](std::int64_t piece, std::int64_t count) {
+      float* gradient = op.gradient.as<float>() + span.first + piece;
+      float* momentum = op.momentum.as<float>() + span.first + piece;
+      for (std::int64_t i = 0; i < count; ++i) {
+        const float g = gradient[i] * scale;
+        momentum[i] = kept * momentum[i] + added * g;
+        gradient[i] = op.nesterov ? kept * momentum[i] + added * g : momentum[i];
+      }
+    });
+  }
+}
+
+template <class S>
+void compute(Device<S>& device, const ScaleSpans& op) {
+  for (const UpdateSpan& span : op.spans) {
+    const auto factor = static_cast<float>(span.rate_factor);
+    device.for_pieces(span.count, piece_elements, [&](std::int64_t piece, std::int64_t count) {
+      float* values = op.values.as<float>() + span.first + piece;
+      for (std::int64_t i = 0; i < count; ++i) values[i] *= factor;
+    });
+  }
+}
+
+template <class S>
 void compute(Device<S>& device, const AverageStep& op) {
   const auto weight = static_cast<float>(1.0 - op.decay);
   device.for_pieces(op.average.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {

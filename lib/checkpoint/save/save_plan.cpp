@@ -49,8 +49,7 @@ void for_each_saved(const ParamTable& table, const ShardLayout& layout, int num_
   for (int state = -1; state < num_states; ++state) {
     for (const ParamRange& range : ranges) {
       const Parameter& parameter = table.parameters()[static_cast<std::size_t>(range.parameter)];
-      if (parameter.in_base || parameter.tied_to || (state >= 0 && parameter.role != ParamRole::trained) ||
-          range.count == 0)
+      if (parameter.in_base || parameter.tied_to || (state >= 0 && !parameter.has_state(state)) || range.count == 0)
         continue;
       if (ParamTable::is_first_replica(parameter, tensor_degree, position.tensor)) visit(range, parameter, state);
     }
@@ -103,7 +102,8 @@ std::uint64_t checkpoint_bytes(const ParamTable& table, std::size_t num_states, 
   std::uint64_t bytes = 0;
   for (const Parameter& parameter : table.parameters()) {
     if (parameter.tied_to || parameter.in_base) continue;
-    const std::uint64_t copies = 1 + (parameter.role == ParamRole::trained ? num_states : 0);
+    std::uint64_t copies = 1;
+    for (std::size_t state = 0; state < num_states; ++state) copies += parameter.has_state(narrow<int>(state)) ? 1 : 0;
     bytes += copies * static_cast<std::uint64_t>(parameter.shape.num_elements()) * element_bytes(parameter, dtype);
   }
   return bytes;

@@ -45,12 +45,15 @@ constexpr Names<InstructionLoss, 2> kInstructionLosses = {
 constexpr Names<DataCheck, 2> kDataChecks = {{{DataCheck::changed, "changed"}, {DataCheck::all, "all"}}};
 constexpr Names<BadRecordPolicy, 2> kBadRecordPolicies = {
     {{BadRecordPolicy::fail, "fail"}, {BadRecordPolicy::skip, "skip"}}};
-constexpr Names<OptimizerKind, 6> kOptimizers = {{{OptimizerKind::adamw, "adamw"},
+constexpr Names<OptimizerKind, 7> kOptimizers = {{{OptimizerKind::adamw, "adamw"},
                                                   {OptimizerKind::sgd, "sgd"},
                                                   {OptimizerKind::lion, "lion"},
                                                   {OptimizerKind::lamb, "lamb"},
                                                   {OptimizerKind::lars, "lars"},
-                                                  {OptimizerKind::ademamix, "ademamix"}}};
+                                                  {OptimizerKind::ademamix, "ademamix"},
+                                                  {OptimizerKind::muon, "muon"}}};
+constexpr Names<StepScale, 2> kStepScales = {
+    {{StepScale::original, "original"}, {StepScale::match_rms_adamw, "match_rms_adamw"}}};
 constexpr Names<LrScheduleKind, 6> kLrSchedules = {{{LrScheduleKind::cosine, "cosine"},
                                                     {LrScheduleKind::linear, "linear"},
                                                     {LrScheduleKind::constant, "constant"},
@@ -112,6 +115,7 @@ SCALETRAIN_ENUM_TEXT(InstructionLoss, kInstructionLosses)
 SCALETRAIN_ENUM_TEXT(DataCheck, kDataChecks)
 SCALETRAIN_ENUM_TEXT(BadRecordPolicy, kBadRecordPolicies)
 SCALETRAIN_ENUM_TEXT(OptimizerKind, kOptimizers)
+SCALETRAIN_ENUM_TEXT(StepScale, kStepScales)
 SCALETRAIN_ENUM_TEXT(LrScheduleKind, kLrSchedules)
 SCALETRAIN_ENUM_TEXT(DecayShape, kDecayShapes)
 SCALETRAIN_ENUM_TEXT(BatchScaling, kBatchScalings)

@@ -54,6 +54,8 @@ EnumNames<BadRecordPolicy> enum_names();
 template <>
 EnumNames<OptimizerKind> enum_names();
 template <>
+EnumNames<StepScale> enum_names();
+template <>
 EnumNames<LrScheduleKind> enum_names();
 template <>
 EnumNames<RecomputeKind> enum_names();

@@ -25,8 +25,8 @@ Key<Config> betas_row() {
               "list of two numbers",
               "",
               write(Config()),
-              "Decay of the running means of the gradient and of its square (AdamW, LAMB, AdEMAMix); of Lion, of the "
-              "mean that it steps by and of the one that it keeps.",
+              "Decay of the running means of the gradient and of its square (AdamW, LAMB, AdEMAMix, Muon's AdamW); of "
+              "Lion, of the mean that it steps by and of the one that it keeps.",
               with_notice};
   key.read = [](const YamlNode& node, const std::string& path, Config& config, ReadContext& context) {
     if (node.kind != YamlNode::Kind::list || node.items.size() != 2)
@@ -173,15 +173,19 @@ void add_train(KeyTable<Config>& table) {
   table.push_back(top({"train.optimizer.learning_rate", "", "The highest learning rate, after warm-up.", with_notice},
                       NumberCodec{0.0, 1e6}, FIELD(train.optimizer.learning_rate)));
   table.push_back(betas_row());
-  table.push_back(top({"train.optimizer.epsilon", "",
-                       "Added to the root of the squared gradient's mean (AdamW, LAMB, AdEMAMix).", with_notice},
-                      positive(1.0), FIELD(train.optimizer.epsilon)));
+  table.push_back(
+      top({"train.optimizer.epsilon", "",
+           "Added to the root of the squared gradient's mean (AdamW, LAMB, AdEMAMix, Muon's AdamW).", with_notice},
+          positive(1.0), FIELD(train.optimizer.epsilon)));
   table.push_back(
       top({"train.optimizer.momentum", "",
-           "Part of the last step's direction that is kept (SGD, LARS); 0: none, and no memory for it.", never},
+           "Part of the last step's direction that is kept (SGD, LARS; Muon, 0.95 unless given); 0: none, and with SGD "
+           "and LARS no memory for it.",
+           never},
           NumberCodec{0.0, 1.0, Bounds::open_above}, FIELD(train.optimizer.momentum)));
-  table.push_back(top({"train.optimizer.nesterov", "", "Nesterov's momentum (SGD).", with_notice}, BoolCodec(),
-                      FIELD(train.optimizer.nesterov)));
+  table.push_back(
+      top({"train.optimizer.nesterov", "", "Nesterov's momentum (SGD; Muon, true unless given).", with_notice},
+          BoolCodec(), FIELD(train.optimizer.nesterov)));
   table.push_back(top({"train.optimizer.trust_coefficient", "",
                        "Step of a tensor as a part of its norm, for each 1 of the learning rate (LARS).", with_notice},
                       positive(1e3), FIELD(train.optimizer.trust_coefficient)));
@@ -194,6 +198,15 @@ void add_train(KeyTable<Config>& table) {
                        "(AdEMAMix); auto: the run's.",
                        with_notice},
                       optional(at_least(0), "auto"), FIELD(train.optimizer.slow_warmup)));
+  table.push_back(top({"train.optimizer.step_scale", "",
+                       "Length of Muon's step of a matrix of R outputs and C inputs: match_rms_adamw, 0.2 sqrt(max(R, "
+                       "C)), for the rates and decays of AdamW; original, sqrt(max(1, R/C)).",
+                       with_notice},
+                      EnumCodec<StepScale>(), FIELD(train.optimizer.step_scale)));
+  table.push_back(
+      top({"train.optimizer.adamw_rate", "",
+           "Factor on the learning rate of what Muon leaves to AdamW: embeddings, head, norms, biases.", with_notice},
+          positive(1e6), FIELD(train.optimizer.adamw_rate)));
   table.push_back(top({"train.optimizer.weight_decay", "",
                        "Decay of matrices, not of biases and norms: decoupled, with SGD and LARS a part of the "
                        "gradient.",

@@ -62,6 +62,7 @@ std::string_view to_text(InstructionLoss value);
 std::string_view to_text(DataCheck value);
 std::string_view to_text(BadRecordPolicy value);
 std::string_view to_text(OptimizerKind value);
+std::string_view to_text(StepScale value);
 std::string_view to_text(LrScheduleKind value);
 std::string_view to_text(DecayShape value);
 std::string_view to_text(BatchScaling value);

@@ -12,6 +12,7 @@
 #include "comm/collective/direct_communicator.h"
 #include "nn/transformer.h"
 #include "optim/gradient_noise.h"
+#include "optim/optimizer.h"
 #include "plan/communication/transfer.h"
 #include "plan/longest_wait.h"
 #include "store/store_calls.h"
@@ -104,6 +105,7 @@ class StepWalk {
         layout_(plan.layout(rank)),
         store_(plan.table, layout_, plan.store_options()),
         model_(plan.transformer(rank)),
+        update_calls_(make_optimizer(plan.optimizer)->calls(plan.table, layout_, plan.store_options())),
         units_(plan.units_by_chunk(layout_.position().pipeline)) {
     number_of({store_.state(), {}});
   }
@@ -216,6 +218,7 @@ class StepWalk {
         if (work.part == StepPart::second_half) declare(world_sum_calls(plan_.group_facts(), numbers_per_halves));
         declare(world_sum_calls(plan_.group_facts(), numbers_per_step));
         if (plan_.numbers_per_update > 0) declare(world_sum_calls(plan_.group_facts(), plan_.numbers_per_update));
+        declare(update_calls_);
         return store_.updated(declared_);
     }
     SCALETRAIN_CHECK(false && "no instruction");
@@ -261,6 +264,7 @@ class StepWalk {
   ShardLayout layout_;
   StoreCalls store_;
   Transformer model_;
+  std::vector<GroupCall> update_calls_;  // of the optimizer
   UnitsByChunk units_;
   std::map<std::tuple<int, Opcode, Mode>, std::vector<GroupCall>> passes_;
   std::map<State, int> numbers_;      // in the order in which they are found

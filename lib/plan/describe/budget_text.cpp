@@ -6,6 +6,7 @@
 
 #include "base/numbers/magnitude.h"
 #include "base/text.h"
+#include "config/keys/keys.h"
 #include "plan/describe/plan_facts.h"
 
 namespace scaletrain {
@@ -159,6 +160,9 @@ std::string time_value(const PlanFacts& facts, const RunTime& time) {
   if (time.bubble > 0)
     text += fmt::format(" while a stage computes, which it does for {:.1f} %", 100 * (1 - time.bubble));
   if (time.recomputed > 0) text += fmt::format("; {:.0f} % are computed again", 100 * time.recomputed);
+  if (time.product_seconds > 0)
+    text += fmt::format("; {} of each step are the update's products (train.optimizer.type {})",
+                        short_duration(time.product_seconds), to_text(facts.phase.optimizer.type));
   return text + update_text(facts, time);
 }
 

@@ -171,18 +171,20 @@ json update_json(const PlanFacts& facts) {
 json time_json(const PlanFacts& facts) {
   if (!facts.time) return nullptr;
   const bool is_device = facts.options.budget->kind == MemoryBudget::Kind::device;
-  return {{"assumed_share_of_peak", assumed_share_of_peak},
-          {"peak_flops_of_each", facts.options.budget->peak_flops},
-          {is_device ? "devices" : "hosts", facts.time->devices},
-          {"bubble", facts.time->bubble},
-          {"recomputed", facts.time->recomputed},
-          {"steps_in_halves", facts.time->halves},
-          {"offloaded_update", update_json(facts)},
-          {"step_seconds", facts.time->step_seconds},
-          {"tokens_per_second", facts.time->tokens_per_second},
-          {"seconds", whole(facts, facts.time->seconds)},
-          {is_device ? "device_hours" : "host_hours",
-           whole(facts, facts.time->seconds / 3600 * static_cast<double>(facts.time->devices))}};
+  json time = {{"assumed_share_of_peak", assumed_share_of_peak},
+               {"peak_flops_of_each", facts.options.budget->peak_flops},
+               {is_device ? "devices" : "hosts", facts.time->devices},
+               {"bubble", facts.time->bubble},
+               {"recomputed", facts.time->recomputed},
+               {"steps_in_halves", facts.time->halves},
+               {"offloaded_update", update_json(facts)},
+               {"step_seconds", facts.time->step_seconds},
+               {"tokens_per_second", facts.time->tokens_per_second},
+               {"seconds", whole(facts, facts.time->seconds)},
+               {is_device ? "device_hours" : "host_hours",
+                whole(facts, facts.time->seconds / 3600 * static_cast<double>(facts.time->devices))}};
+  if (facts.time->product_seconds > 0) time["update_product_seconds"] = facts.time->product_seconds;
+  return time;
 }
 
 json tasks_json(const PlanFacts& facts) {

@@ -12,6 +12,7 @@
 #include "config/batch_ramp.h"
 #include "config/keys/keys.h"
 #include "optim/gradient_noise.h"
+#include "optim/optimizer.h"
 #include "plan/describe/source_draws.h"
 #include "store/group_call.h"
 
@@ -172,6 +173,17 @@ double added_by_halves(const PhasePlan& phase, double bubble) {
   return halves / (whole + idle) - 1.0;
 }
 
+double product_seconds(const PlanFacts& facts, double rate_of_rank) {
+  const PhasePlan& phase = facts.phase;
+  const auto optimizer = make_optimizer(phase.optimizer);
+  double most = 0;
+  for (const StageFacts& stage : facts.stages) {
+    const ShardLayout layout = phase.layout(phase.mesh.rank_of({.pipeline = stage.stage}));
+    most = std::max(most, optimizer->product_flops(phase.table, layout, phase.store_options()));
+  }
+  return most / rate_of_rank;
+}
+
 std::optional<RunTime> run_time(const PlanFacts& facts) {
   const auto& budget = facts.options.budget;
   if (!budget || budget->peak_flops <= 0 || facts.work_of_run.steps <= 0) return std::nullopt;
@@ -186,8 +198,9 @@ std::optional<RunTime> run_time(const PlanFacts& facts) {
   if (facts.phase.offload) add_update(time, facts);
   if (const auto& noise = facts.phase.gradient_noise)
     time.halves = added_by_halves(facts.phase, time.bubble) / static_cast<double>(noise->every);
+  time.product_seconds = product_seconds(facts, rate / static_cast<double>(world));
   time.seconds = facts.work_of_run.flops * (1 + time.recomputed) * (1 + time.halves) / (rate * (1 - time.bubble)) +
-                 facts.work_of_run.steps * time.update_seconds;
+                 facts.work_of_run.steps * (time.update_seconds + time.product_seconds);
   time.step_seconds = time.seconds / facts.work_of_run.steps;
   time.tokens_per_second = facts.work_of_run.tokens / time.seconds;
   return time;

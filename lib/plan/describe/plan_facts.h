@@ -89,6 +89,8 @@ struct RunTime {
   // the rate of the link to the host is not known.
   UpdatePass update{};
   double update_seconds = 0;
+  // Of each step, of the rank that takes longest to them, for the products of the optimizer (Muon's).
+  double product_seconds = 0;
 };
 
 struct PlanFacts {

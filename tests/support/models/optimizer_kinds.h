@@ -32,6 +32,13 @@ inline const std::vector<NamedOptimizer>& optimizers_beside_adamw() {
     OptimizerConfig& ademamix = add("ademamix", OptimizerKind::ademamix, 1e-3);
     ademamix.beta3 = 0.99;
     ademamix.slow_warmup = 3;
+    OptimizerConfig& muon = add("muon", OptimizerKind::muon, 1e-3);
+    muon.momentum = 0.9;
+    muon.nesterov = true;
+    muon.adamw_rate = 0.5;
+    OptimizerConfig& original = add("muon without nesterov's momentum, original steps", OptimizerKind::muon, 1e-2);
+    original.momentum = 0.95;
+    original.step_scale = StepScale::original;
     return out;
   }();
   return all;

@@ -39,6 +39,8 @@ std::vector<Case> momentum_cases();
 std::vector<Case> lion_cases();
 std::vector<Case> ademamix_cases();
 std::vector<Case> adam_direction_cases();
+std::vector<Case> momentum_direction_cases();
+std::vector<Case> scale_spans_cases();
 std::vector<Case> average_cases();
 std::vector<Case> swap_cases();
 

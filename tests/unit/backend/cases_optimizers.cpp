@@ -327,6 +327,60 @@ std::vector<Case> adam_direction_cases() {
   return cases;
 }
 
+std::vector<Case> momentum_direction_cases() {
+  std::vector<Case> cases;
+  for (const std::int64_t n : lengths()) {
+    const auto o = step_operands(cases.size(), n);
+    const bool nesterov = cases.size() % 2 == 0;
+    Case c;
+    c.name = name_of(*o) + (nesterov ? " nesterov" : "");
+    c.run = [o, nesterov](Device& device) {
+      const View gradient = device.put_master(o->gradient, {o->count});
+      const View momentum = device.put_master(o->first_moment, {o->count});
+      device.run(MomentumDirection{.gradient = gradient,
+                                   .momentum = momentum,
+                                   .spans = o->spans,
+                                   .beta = o->beta1,
+                                   .nesterov = nesterov,
+                                   .step = record_of(o->step)});
+      return std::vector<Output>{{"gradient", Device::get(gradient), Kind::master},
+                                 {"momentum", Device::get(momentum), Kind::master}};
+    };
+    const auto spans = spans_by_element(*o);
+    std::vector<Values> scales(2, Values(spans.size(), untouched));
+    for (std::size_t e = 0; e < spans.size(); ++e) {
+      if (spans[e] == nullptr) continue;
+      const double g = std::fabs(o->gradient[e] * o->step.gradient_scale);
+      scales[1][e] = o->beta1 * std::fabs(o->first_moment[e]) + (1 - o->beta1) * g;
+      scales[0][e] = scales[1][e] + (nesterov ? g : 0.0);
+    }
+    c.scales = scales;
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+std::vector<Case> scale_spans_cases() {
+  std::vector<Case> cases;
+  for (const std::int64_t n : lengths()) {
+    const auto o = step_operands(cases.size(), n);
+    Case c;
+    c.name = name_of(*o);
+    c.run = [o](Device& device) {
+      const View values = device.put_master(o->gradient, {o->count});
+      device.run(ScaleSpans{.values = values, .spans = o->spans});
+      return std::vector<Output>{{"values", Device::get(values), Kind::master}};
+    };
+    const auto spans = spans_by_element(*o);
+    Values scale(spans.size(), untouched);
+    for (std::size_t e = 0; e < spans.size(); ++e)
+      if (spans[e] != nullptr) scale[e] = std::fabs(o->gradient[e] * spans[e]->rate_factor);
+    c.scales = {scale};
+    cases.push_back(c);
+  }
+  return cases;
+}
+
 std::vector<Case> average_cases() {
   std::vector<Case> cases;
   for (const std::int64_t n : lengths()) {

@@ -460,6 +460,21 @@ TEST_CASE("descriptors_of_optimizers_with_more_state_are_checked") {
   make.refuses(direction, "beta1", [](auto& op) { op.beta1 = 1.0; });
   make.refuses(direction, "epsilon", [](auto& op) { op.epsilon = -1.0; });
   make.refuses(direction, "spans", [&](auto& op) { op.spans = beyond; });
+  MomentumDirection momentum;
+  momentum.gradient = make.floats({6});
+  momentum.momentum = make.floats({6});
+  momentum.spans = good;
+  momentum.step = record_of(step);
+  make.refuses(momentum, "momentum", [&](auto& op) { op.momentum = make.floats({7}); });
+  make.refuses(momentum, "gradient", [](auto& op) { op.gradient = op.momentum; });
+  make.refuses(momentum, "beta", [](auto& op) { op.beta = 1.0; });
+  make.refuses(momentum, "step", [&](auto& op) { op.step = make.doubles({6}); });
+  make.refuses(momentum, "spans", [&](auto& op) { op.spans = beyond; });
+  ScaleSpans scale;
+  scale.values = make.floats({6});
+  scale.spans = good;
+  make.refuses(scale, "values", [&](auto& op) { op.values = make.doubles({6}); });
+  make.refuses(scale, "spans", [&](auto& op) { op.spans = beyond; });
 }
 
 TEST_CASE("kernels_refuse_memory_that_is_not_the_devices") {

@@ -44,6 +44,8 @@ const std::vector<CasesOfOperation>& scaletrain::parity::all_cases() {
                                                            {"lion", lion_cases},
                                                            {"ademamix", ademamix_cases},
                                                            {"adam_direction", adam_direction_cases},
+                                                           {"momentum_direction", momentum_direction_cases},
+                                                           {"scale_spans", scale_spans_cases},
                                                            {"average", average_cases},
                                                            {"swap", swap_cases}};
   return operations;

@@ -146,6 +146,8 @@ class PlantedError final : public Backend {
   void spoiled(Stream& s, const AdamDirection& op) {
     run_and_spoil(s, op, {last(op.gradient), last(op.first_moment), last(op.second_moment)});
   }
+  void spoiled(Stream& s, const MomentumDirection& op) { run_and_spoil(s, op, {last(op.gradient), last(op.momentum)}); }
+  void spoiled(Stream& s, const ScaleSpans& op) { run_and_spoil(s, op, {last(op.values)}); }
   void spoiled(Stream& s, const AverageStep& op) { run_and_spoil(s, op, {last(op.average)}); }
   void spoiled(Stream& s, const Swap& op) { run_and_spoil(s, op, {last(op.a), last(op.b)}); }
 

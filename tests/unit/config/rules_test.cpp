@@ -317,14 +317,15 @@ TEST_CASE("keys that nothing would read are refused, their defaults are not") {
   };
   const std::vector<Case> cases = {
       {{"train.optimizer.type=sgd", "train.optimizer.betas=[0.9, 0.99]"},
-       "betas: has no effect: it is only for train.optimizer.type adamw, lion, lamb and ademamix; this one is sgd; "
+       "betas: has no effect: it is only for train.optimizer.type adamw, lion, lamb, ademamix and muon; this one is "
+       "sgd; "
        "remove the key, or change train.optimizer.type"},
       {{"train.optimizer.type=lion", "train.optimizer.epsilon=1e-6"},
-       "epsilon: has no effect: it is only for train.optimizer.type adamw, lamb and ademamix; this one is lion"},
+       "epsilon: has no effect: it is only for train.optimizer.type adamw, lamb, ademamix and muon; this one is lion"},
       {{"train.optimizer.momentum=0.9"},
-       "momentum: has no effect: it is only for train.optimizer.type sgd and lars; this one is adamw"},
+       "momentum: has no effect: it is only for train.optimizer.type sgd, lars and muon; this one is adamw"},
       {{"train.optimizer.type=lars", "train.optimizer.nesterov=true"},
-       "nesterov: has no effect: it is only for train.optimizer.type sgd; this one is lars"},
+       "nesterov: has no effect: it is only for train.optimizer.type sgd and muon; this one is lars"},
       {{"train.optimizer.type=lamb", "train.optimizer.trust_coefficient=0.1"},
        "trust_coefficient: has no effect: it is only for train.optimizer.type lars; this one is lamb"},
       {{"train.optimizer.alpha=2"}, "alpha: has no effect: it is only for train.optimizer.type ademamix"},
@@ -336,6 +337,12 @@ TEST_CASE("keys that nothing would read are refused, their defaults are not") {
        "train.optimizer.offload: host is not possible with lamb, whose step follows from the norms of whole tensors"},
       {{"run.device=cuda", "train.optimizer.type=lars", "train.optimizer.offload=host"},
        "train.optimizer.offload: host is not possible with lars"},
+      {{"run.device=cuda", "train.optimizer.type=muon", "train.optimizer.offload=host"},
+       "train.optimizer.offload: host is not possible with muon, which orthogonalises whole matrices"},
+      {{"train.optimizer.step_scale=original"},
+       "step_scale: has no effect: it is only for train.optimizer.type muon; this one is adamw"},
+      {{"train.optimizer.type=lion", "train.optimizer.adamw_rate=2"},
+       "adamw_rate: has no effect: it is only for train.optimizer.type muon; this one is lion"},
       {{"model.rope_theta=5e5"},
        "--set model.rope_theta=5e5: model.rope_theta: has no effect: it is only for model.position rope"},
       {{"model.rope_scaling.type=linear", "model.rope_scaling.factor=2"},

@@ -6,6 +6,7 @@
 
 #include "backend/backend.h"
 #include "infer/stage_memory.h"
+#include "optim/optimizer.h"
 #include "plan_helpers.h"
 #include "store/param_store.h"
 #include "support/forwarding_backend.h"
@@ -45,6 +46,8 @@ TEST_CASE("the memory plan is exactly what store and stage memory allocate") {
                                                {OptimizerKind::sgd, Precision::fp32},
                                                {OptimizerKind::lion, Precision::fp32},
                                                {OptimizerKind::ademamix, Precision::fp32},
+                                               {OptimizerKind::muon, Precision::fp32},
+                                               {OptimizerKind::muon, Precision::bf16},
                                                {OptimizerKind::adamw, Precision::bf16}}) {
       Config config = planned_config();
       config.data.documents.attention = tied ? DocumentAttention::within : DocumentAttention::across;
@@ -58,6 +61,7 @@ TEST_CASE("the memory plan is exactly what store and stage memory allocate") {
       std::vector<std::string> states;
       if (optimizer == OptimizerKind::adamw) states = {"exp_avg", "exp_avg_sq"};
       if (optimizer == OptimizerKind::lion) states = {"exp_avg"};
+      if (optimizer == OptimizerKind::muon) states = {"exp_avg", "exp_avg_sq"};
       if (optimizer == OptimizerKind::ademamix) states = {"exp_avg", "exp_avg_slow", "exp_avg_sq"};
       ParamStore store(
           *backend, phase.table, layout,
@@ -65,9 +69,21 @@ TEST_CASE("the memory plan is exactly what store and stage memory allocate") {
       const StageMemory memory(*backend, phase.activations(Rank(0)));
       const auto stream = backend->make_stream();
       for (const int unit : layout.units()) store.acquire(*stream, unit);
-      const std::size_t allocated = store.bytes() + memory.allocated_bytes() + backend->workspace_bytes();
-      // A save's copy: the masters and the optimizer's states without their padding, four bytes each.
-      const std::size_t staging = 4 * (1 + states.size()) * static_cast<std::size_t>(phase.table.num_parameters());
+      const std::size_t whole_matrices =
+          make_optimizer(config.train.optimizer)->workspace_bytes(phase.table, layout, phase.store_options());
+      CHECK((whole_matrices > 0) == (optimizer == OptimizerKind::muon));
+      const std::size_t allocated =
+          store.bytes() + memory.allocated_bytes() + backend->workspace_bytes() + whole_matrices;
+      // A save's copy: the masters and the optimizer's states without their padding, four bytes each. Muon's matrices
+      // have one state.
+      std::int64_t saved = 0;
+      for (const Parameter& parameter : phase.table.parameters()) {
+        const bool has_one = optimizer == OptimizerKind::muon && parameter.name.starts_with("blocks.") &&
+                             parameter.shape.num_dims() == 2;
+        const std::size_t copies = 1 + (has_one ? 1 : states.size());
+        if (!parameter.tied_to) saved += static_cast<std::int64_t>(copies) * parameter.shape.num_elements();
+      }
+      const std::size_t staging = 4 * static_cast<std::size_t>(saved);
       CHECK(phase.memory(Rank(0), backend->workspace_bytes()).total() == allocated + staging);
     }
 }

@@ -84,6 +84,49 @@ TEST_CASE("the first stage of a pipeline with replicas sends, receives, reduces,
                                        }));
 }
 
+// As above, with matrices apart from what AdamW updates: 3648 of the block's elements, and 280 in places of 16. Norms
+// of whole tensors are two numbers of each of the table's 37 parameters.
+TEST_CASE(
+    "behind the norms of whole tensors Muon gathers the directions of matrices, by replicas and by tensor ranks") {
+  Config config = two_layers();
+  config.train.optimizer.type = OptimizerKind::muon;
+  config.parallel.data = 2;
+  config.parallel.pipeline = 2;
+  config.parallel.zero = 1;
+  CHECK(joined(order_of(config, 0)) == joined({
+                                           "pipeline send 1 504 F32 activations",
+                                           "pipeline receive 1 504 F32 activation gradients",
+                                           "pipeline send 1 504 F32 activations",
+                                           "pipeline receive 1 504 F32 activation gradients",
+                                           "data reduce_scatter 288 F32 gradients",
+                                           "data reduce_scatter 3648 F32 gradients",
+                                           "data reduce_scatter 1472 F32 gradients",
+                                           "data reduce_scatter 192 F32 gradients",
+                                           "tied all_reduce 736 F32 gradients",
+                                           "data all_reduce 5 F64 loss, norm, votes",
+                                           "pipeline all_reduce 5 F64 loss, norm, votes",
+                                           "data all_reduce 74 F64 loss, norm, votes",
+                                           "pipeline all_reduce 74 F64 loss, norm, votes",
+                                           "data all_gather 3648 F32 update directions",
+                                           "data all_gather 1472 F32 weights",
+                                           "data all_gather 192 F32 weights",
+                                           "data all_gather 288 F32 weights",
+                                           "data all_gather 3648 F32 weights",
+                                       }));
+  config.parallel.data = 1;
+  config.parallel.pipeline = 1;
+  config.parallel.tensor = 2;
+  config.parallel.zero = 0;
+  config.model.layers = 1;
+  std::vector<std::string> gathers;
+  for (const std::string& call : order_of(config, 1))
+    if (contains(call, "update directions")) gathers.push_back(call);
+  std::vector<std::string> expected;
+  for (const int elements : {576, 288, 288, 576, 960, 960})  // query, key, value, output, up, down
+    expected.push_back("tensor all_gather " + std::to_string(elements) + " F32 update directions");
+  CHECK(joined(gathers) == joined(expected));
+}
+
 TEST_CASE("a tensor group sums and gathers in the order of the published algorithms") {
   Config config = two_layers();
   config.model.layers = 1;

@@ -145,6 +145,7 @@ TEST_CASE("offload is not offered to an optimizer that cannot have it") {
   };
   CHECK(offers(OptimizerKind::adamw));
   CHECK_FALSE(offers(OptimizerKind::lamb));
+  CHECK_FALSE(offers(OptimizerKind::muon));
 }
 
 TEST_CASE("what makes ZeRO divide less is offered to be taken back") {

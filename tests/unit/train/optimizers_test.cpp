@@ -13,6 +13,7 @@ const std::vector<std::string> sections = {
     "train.optimizer={type: lamb, learning_rate: 1e-2, epsilon: 1e-6}",
     "train.optimizer={type: lars, learning_rate: 1, momentum: 0.9, trust_coefficient: 0.02}",
     "train.optimizer={type: ademamix, learning_rate: 1e-2, alpha: 3, beta3: 0.999}",
+    "train.optimizer={type: muon, learning_rate: 1e-2}",
 };
 
 }  // namespace

@@ -71,9 +71,11 @@ void compute(const Issue& issue, const NormBackwardInput& op);
 template <class S>
 void compute(const Issue& issue, const NormBackwardWeight& op);
 
-// optimizer.cu
+// squares.cu
 template <class S>
 void compute(const Issue& issue, const SumsOfSquares& op);
+
+// optimizer.cu
 template <class S>
 void compute(const Issue& issue, const AdamWStep& op);
 template <class S>
@@ -84,6 +86,10 @@ template <class S>
 void compute(const Issue& issue, const AdemamixStep& op);
 template <class S>
 void compute(const Issue& issue, const AdamDirection& op);
+template <class S>
+void compute(const Issue& issue, const MomentumDirection& op);
+template <class S>
+void compute(const Issue& issue, const ScaleSpans& op);
 template <class S>
 void compute(const Issue& issue, const AverageStep& op);
 template <class S>
