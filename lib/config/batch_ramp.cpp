@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/numbers/checked.h"
+#include "config/phases.h"
 
 namespace scaletrain {
 
@@ -21,8 +22,13 @@ std::int64_t num_increments(const TrainConfig& train) {
   return div_exact(train.global_batch - train.batch_ramp->from, train.batch_ramp->by);
 }
 
-// The first step behind `step` that has another batch than it; nothing once the ramp is over.
+// The first step behind `step` that may have another batch than it; nothing once the ramp is over, or in the last
+// phase.
 std::optional<std::int64_t> next_change(const TrainConfig& train, std::int64_t step) {
+  if (!train.phases.empty()) {
+    const PhasePlace place = place_in_phases(train, step);
+    return place.index + 1 < train.phases.size() ? std::optional(place.end) : std::nullopt;
+  }
   if (!has_ramp(train) || step >= train.batch_ramp->steps) return std::nullopt;
   const std::int64_t increments = num_increments(train);
   const std::int64_t level = checked_mul(step, increments) / train.batch_ramp->steps;
@@ -33,6 +39,8 @@ std::optional<std::int64_t> next_change(const TrainConfig& train, std::int64_t s
 
 std::int64_t batch_of_step(const TrainConfig& train, std::int64_t step) {
   SCALETRAIN_CHECK_LE(0, step);
+  if (!train.phases.empty())
+    return train.phases[place_in_phases(train, step).index].global_batch.value_or(train.global_batch);
   const std::optional<BatchRampConfig>& ramp = train.batch_ramp;
   if (!has_ramp(train) || step >= ramp->steps) return train.global_batch;
   return ramp->from + ramp->by * (checked_mul(step, num_increments(train)) / ramp->steps);

@@ -1,5 +1,5 @@
-// How many samples the steps of a run have, which train.batch_ramp lets grow: a pure function of the step, so that
-// neither a resume nor another layout changes a batch.
+// How many samples the steps of a run have, which train.batch_ramp lets grow and each of a run's phases may say: a pure
+// function of the step, so that neither a resume nor another layout changes a batch.
 //
 // With n increments of `by` samples from `from` to train.global_batch, the step that follows s ones has
 //   from + by · floor(s · n / steps)   samples where s < steps, and train.global_batch else

@@ -176,6 +176,7 @@ struct SourceConfig {
   std::string field = "text";            // JSONL of text: the key that holds the document
   std::optional<std::string> separator;  // text: a line that ends a document
   std::optional<HoldOutConfig> split;
+  std::optional<std::string> name{};  // by which phases call it; nothing: its place in data.train
 };
 
 struct ValidationConfig {
@@ -289,10 +290,21 @@ struct BatchRampConfig {
 
 // The batch follows the gradient noise scale (optim/adaptive_batch.h) between these.
 struct BatchAutoConfig {
-  std::int64_t min = 0;  // samples
-  std::int64_t max = 0;  // min doubled some times
+  std::int64_t min = 0;      // samples
+  std::int64_t max = 0;      // min doubled some times
   std::int64_t every = 100;  // steps between decisions
   bool operator==(const BatchAutoConfig&) const = default;
+};
+
+// A part of the run with settings of its own (config/phases.h). Its key stands beside train, not in it.
+struct PhaseConfig {
+  std::optional<std::int64_t> steps{};  // exactly one of steps, tokens
+  std::optional<std::int64_t> tokens{};
+  std::optional<std::int64_t> context{};                  // nothing: model.context, which fill_defaults() puts there
+  std::optional<std::int64_t> global_batch{};             // nothing: train.global_batch, likewise
+  std::vector<std::pair<std::string, double>> weights{};  // of the sources that it reads; empty: as data.train has them
+  double learning_rate_factor = 1.0;                      // on what the schedule says
+  bool operator==(const PhaseConfig&) const = default;
 };
 
 struct TrainConfig {
@@ -314,6 +326,7 @@ struct TrainConfig {
   RecomputeKind recompute = RecomputeKind::none;  // changes no bit of a run
   NonfiniteConfig nonfinite;
   std::optional<SpikeConfig> spike;
+  std::vector<PhaseConfig> phases{};  // the key `phases`: together they are as long as the run; empty: it has none
 
   // Optimizer steps of a run that has this batch from its beginning: steps, or tokens / (global_batch * context)
   // rounded up; nothing for epochs, which the data decides. Of one that changed its batch, or whose samples are padded,

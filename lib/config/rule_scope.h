@@ -87,6 +87,8 @@ class RuleScope {
 
 // The rules of how a run learns: its schedule, its batch, its average.
 void check_training_rules(const RuleScope& scope);
+// The rules of a run's phases.
+void check_phase_rules(const RuleScope& scope);
 // The rules of what is read, measured and watched.
 void check_data_rules(const RuleScope& scope);
 

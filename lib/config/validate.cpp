@@ -14,6 +14,7 @@
 #include "config/keys/keys.h"
 #include "config/keys/number_text.h"
 #include "config/optimizer_rules.h"
+#include "config/phases.h"
 #include "config/rule_scope.h"
 
 namespace scaletrain {
@@ -485,6 +486,7 @@ void fill_defaults(Config& config, Origin origin, std::optional<DeviceKind> devi
     if (!context.given.contains("train.optimizer.momentum")) optimizer.momentum = usual_momentum;
     if (!context.given.contains("train.optimizer.nesterov")) optimizer.nesterov = true;
   }
+  fill_phases(config);
   // What goes without saying is nothing: two ways to write one model are one config.
   ModelConfig& model = config.model;
   if (model.hidden % model.heads == 0 && model.head_dim == model.hidden / model.heads) model.head_dim.reset();
@@ -499,6 +501,7 @@ void validate_config(Config& config, Origin origin, const std::optional<WorldSiz
   const RuleScope scope(config, origin, world, device.value_or(config.run.device), context, notices);
   Rules(scope).run();
   check_training_rules(scope);
+  check_phase_rules(scope);
   check_data_rules(scope);
 }
 

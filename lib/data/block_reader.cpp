@@ -59,10 +59,22 @@ void fill_sample(std::span<const std::int32_t> tokens, std::span<const std::int6
   }
 }
 
+namespace {
+
+// Behind the block's last target: a piece of its last window that holds none.
+void fill_empty(const SampleRules& rules, const SampleBuffers& out) {
+  std::fill(out.inputs.begin(), out.inputs.end(), rules.padding);
+  std::fill(out.targets.begin(), out.targets.end(), kMaskedTarget);
+  if (out.document_starts != nullptr) out.document_starts->assign(1, 0);
+}
+
+}  // namespace
+
 void read_window(const BlockStream& stream, std::int64_t window, const SampleRules& rules, const SampleBuffers& out) {
   const auto context = static_cast<std::int64_t>(out.inputs.size());
   const std::int64_t first = window * context;
   const std::int64_t end = std::min(first + context + 1, stream.length());
+  if (end - first < 2) return fill_empty(rules, out);
   std::vector<std::int32_t> tokens(static_cast<std::size_t>(end - first));
   std::vector<std::int64_t> starts;
   const auto next = std::upper_bound(stream.position.begin(), stream.position.end(), first);

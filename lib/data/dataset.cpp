@@ -65,16 +65,16 @@ SampleRules sample_rules(const DataConfig& config, const Tokenizer& tokenizer, c
 class OpenTrainingData final : public TrainingData {
  public:
   OpenTrainingData(const DataConfig& config, const Tokenizer& tokenizer, const DataOptions& options)
-      : context_(options.context),
+      : window_(options.context),
         rules_(sample_rules(config, tokenizer, options)),
-        end_of_document_(tokenizer.end_of_document()) {
+        end_of_document_(tokenizer.end_of_document()),
+        tokenizer_hash_(tokenizer.hash()) {
     if (config.train.empty()) throw UserError("data.train: at least one source is needed to train");
     const std::vector<std::unique_ptr<FoundSource>> found = find_sources(config, tokenizer, options);
     std::vector<std::vector<std::uint64_t>> files;
     files.reserve(found.size());
     for (const auto& source : found) files.push_back(source->files());
     const auto parts = parts_of_sources(files, {options.read.begin(), options.read.end()});
-    std::vector<std::uint64_t> numbers = {kSamplingRules, tokenizer.hash()};
     std::vector<SourceShape> shapes;
     for (std::size_t i = 0; i < config.train.size(); ++i) {
       const SourceConfig& source = config.train[i];
@@ -83,29 +83,41 @@ class OpenTrainingData final : public TrainingData {
       const std::uint64_t identity = opened.content.identity;
       report_short_source(source, key, opened.content.tokens, options);
       if (options.opened) options.opened(std::move(opened.content));
-      numbers.push_back(identity);
-      numbers.push_back(std::bit_cast<std::uint64_t>(source.weight));
-      numbers.push_back(source.epochs ? std::bit_cast<std::uint64_t>(*source.epochs) : 0);
+      caps_.push_back(source.epochs);
       shapes.push_back(
           {.parts = {}, .weight = source.weight, .epochs = source.epochs, .name = key, .identity = identity});
       add_parts(std::move(opened.parts), shapes.back());
     }
-    hash_ = hash_bytes(std::as_bytes(std::span(numbers)));
-    mixture_ = std::make_unique<Mixture>(std::move(shapes), context_, options.seed);
-    description_ = mixture_->mix().sources;
+    mixture_ = std::make_unique<Mixture>(std::move(shapes), window_, options.seed);
+    sources_of_run_ = mixture_->mix().sources;
     cache_.begin(samples_in_use());
   }
 
-  std::int64_t context() const override { return context_; }
+  std::int64_t context() const override { return window_ / mixture_->pieces(); }
   const Mixture& mixture() const override { return *mixture_; }
-  std::uint64_t hash() const override { return hash_; }
+  std::uint64_t hash() const override { return hash_of(sources_of_run_, 1); }
 
-  DataDescription description() const override { return {.hash = hash_, .sources = description_}; }
+  DataDescription description() const override { return description({.context = window_}); }
 
-  void enter(const Mix& mix) override {
-    mixture_->enter(mix);
+  DataDescription description(const ReadingPhase& phase) const override {
+    const std::int64_t pieces = pieces_of(phase.context);
+    SCALETRAIN_CHECK(phase.weights.empty() || phase.weights.size() == sources_of_run_.size());
+    DataDescription out{.sources = sources_of_run_};
+    for (std::size_t i = 0; i < out.sources.size(); ++i) {
+      if (!phase.weights.empty()) out.sources[i].weight = phase.weights[i];
+      if (pieces > 1) out.sources[i] = in_pieces(std::move(out.sources[i]), pieces, caps_[i]);
+    }
+    out.hash = hash_of(out.sources, pieces);
+    return out;
+  }
+
+  void enter(const Mix& mix, std::int64_t context) override {
+    const std::int64_t pieces = pieces_of(context);
+    if (mix == mixture_->mix() && pieces == mixture_->pieces()) return;
+    mixture_->enter(mix, pieces);
     cache_.begin(samples_in_use());
   }
+  using TrainingData::enter;
 
   std::vector<std::int64_t> source_tokens() const override {
     std::vector<std::int64_t> tokens;
@@ -143,25 +155,50 @@ class OpenTrainingData final : public TrainingData {
 
   void read_sample(std::int64_t sample, std::span<std::int32_t> inputs, std::span<std::int32_t> targets,
                    std::vector<std::int32_t>& document_starts) const override {
-    SCALETRAIN_CHECK_EQ(static_cast<std::int64_t>(inputs.size()), context_);
+    SCALETRAIN_CHECK_EQ(static_cast<std::int64_t>(inputs.size()), context());
     const SampleLocation at = mixture_->locate(sample);
     const Part& part = part_of(at);
     if (part.packed) return read_row(*part.packed, row_of(at), rules_, {inputs, targets, &document_starts});
     const bool is_full = at.block < part.table.full_blocks;
-    const std::int64_t samples = is_full ? samples_per_block(context_) : part.table.last_samples;
+    const std::int64_t samples = is_full ? samples_per_block(window_) : part.table.last_samples;
     const auto stream = cache_.get(at, samples, [&] {
       return make_block_stream({.tokens = part.tokens.get(),
                                 .table = &part.table,
                                 .block = at.block,
-                                .context = context_,
+                                .context = window_,
                                 .vocab = rules_.vocab,
                                 .end_of_document = end_of_document_,
                                 .key = mixture_->order(at.source).document_key(at.epoch, at.part, at.block)});
     });
-    read_window(*stream, at.window, rules_, {inputs, targets, &document_starts});
+    read_window(*stream, at.window * mixture_->pieces() + at.piece, rules_, {inputs, targets, &document_starts});
   }
 
  private:
+  // Into how many samples a window is cut for one of so many tokens.
+  std::int64_t pieces_of(std::int64_t context) const {
+    const std::int64_t pieces = div_exact(window_, context);
+    for (std::size_t i = 0; i < sources_.size() && pieces > 1; ++i)
+      for (const Part& part : sources_[i])
+        if (part.packed)
+          throw UserError(fmt::format(
+              "data.train.{}: records of instructions are packed into samples of model.context {}, which are not cut "
+              "into samples of {} yet; leave phases[].context out",
+              i, window_, context));
+    return pieces;
+  }
+
+  // Of content, mix and tokenizer; and of how windows are cut, where they are.
+  std::uint64_t hash_of(const std::vector<MixSource>& sources, std::int64_t pieces) const {
+    std::vector<std::uint64_t> numbers = {kSamplingRules, tokenizer_hash_};
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      numbers.push_back(sources[i].identity);
+      numbers.push_back(std::bit_cast<std::uint64_t>(sources[i].weight));
+      numbers.push_back(caps_[i] ? std::bit_cast<std::uint64_t>(*caps_[i]) : 0);
+    }
+    if (pieces > 1) numbers.push_back(static_cast<std::uint64_t>(pieces));
+    return hash_bytes(std::as_bytes(std::span(numbers)));
+  }
+
   std::int64_t samples_in_use() const {
     std::int64_t samples = 0;
     for (std::int64_t source = 0; source < std::ssize(sources_); ++source)
@@ -173,12 +210,17 @@ class OpenTrainingData final : public TrainingData {
     return sources_[static_cast<std::size_t>(at.source)][static_cast<std::size_t>(at.part)];
   }
 
-  std::int64_t row_of(const SampleLocation& at) const { return at.block * samples_per_block(context_) + at.window; }
+  std::int64_t row_of(const SampleLocation& at) const { return at.block * samples_per_block(window_) + at.window; }
 
   std::int64_t targets_at(const SampleLocation& at) const {
     const Part& part = part_of(at);
     if (part.packed) return part.packed->row_tokens(row_of(at)) - 1;
-    return window_targets(*part.tokens, part.table, context_, at.block, at.window);
+    const std::int64_t targets = window_targets(*part.tokens, part.table, window_, at.block, at.window);
+    return std::clamp<std::int64_t>(targets - at.piece * context(), 0, context());
+  }
+
+  std::int64_t samples_per_epoch(std::int64_t source) const {
+    return mixture_->order(source).samples_per_epoch() * mixture_->pieces();
   }
 
   std::int64_t epoch_tokens(std::int64_t source) const {
@@ -192,7 +234,7 @@ class OpenTrainingData final : public TrainingData {
 
   // Of the source's samples [first, end), counted over all epochs.
   TokenBounds tokens_of(std::int64_t source, std::int64_t first, std::int64_t end, std::int64_t looked_up) const {
-    const std::int64_t samples = mixture_->order(source).samples_per_epoch();
+    const std::int64_t samples = samples_per_epoch(source);
     const std::int64_t whole = epoch_tokens(source);
     TokenBounds sum;
     while (first < end) {
@@ -208,15 +250,13 @@ class OpenTrainingData final : public TrainingData {
 
   // Of samples of one epoch, not all of it.
   TokenBounds tokens_in_epoch(std::int64_t source, std::int64_t first, std::int64_t end, std::int64_t looked_up) const {
-    const std::int64_t samples = mixture_->order(source).samples_per_epoch();
+    const std::int64_t samples = samples_per_epoch(source);
     const std::int64_t whole = epoch_tokens(source);
     const std::int64_t count = end - first;
     const auto look_up = [&](std::int64_t from, std::int64_t to) {
       std::int64_t tokens = 0;
       for (std::int64_t index = from; index < to; ++index) {
-        SampleLocation at = mixture_->order(source).locate(index);
-        at.source = source;
-        tokens += targets_at(at);
+        tokens += targets_at(mixture_->locate(source, index));
       }
       return tokens;
     };
@@ -230,18 +270,20 @@ class OpenTrainingData final : public TrainingData {
       const std::int64_t tokens = look_up(first, end);
       return {tokens, tokens};
     }
-    const std::int64_t padding = checked_mul(samples, context_) - whole;
-    const std::int64_t most = checked_mul(count, context_);
-    return {.least = std::max(count, most - padding), .most = std::min(most, whole)};
+    const std::int64_t padding = checked_mul(samples, context()) - whole;
+    const std::int64_t most = checked_mul(count, context());
+    // A window has a target, a piece of one may have none.
+    const std::int64_t at_least = mixture_->pieces() == 1 ? count : 0;
+    return {.least = std::max(at_least, most - padding), .most = std::min(most, whole)};
   }
 
   void add_parts(std::vector<OpenedPart> opened, SourceShape& shape) {
     Source& source = sources_.emplace_back();
     for (OpenedPart& part : opened) {
-      BlockTable table = part.tokens ? make_block_table(*part.tokens, context_) : BlockTable();
+      BlockTable table = part.tokens ? make_block_table(*part.tokens, window_) : BlockTable();
       if (part.packed) {
-        table.full_blocks = part.packed->num_rows() / samples_per_block(context_);
-        table.last_samples = part.packed->num_rows() % samples_per_block(context_);
+        table.full_blocks = part.packed->num_rows() / samples_per_block(window_);
+        table.last_samples = part.packed->num_rows() % samples_per_block(window_);
       }
       shape.parts.push_back({table.full_blocks, table.last_samples, std::move(part.files)});
       source.push_back({std::move(part.tokens), std::move(table), std::move(part.packed)});
@@ -257,13 +299,14 @@ class OpenTrainingData final : public TrainingData {
         source.path, counted(tokens, "token"), options.context, options.context + 1));
   }
 
-  std::int64_t context_;
+  std::int64_t window_;  // tokens of a window: the longest context
   SampleRules rules_;
   std::optional<std::int32_t> end_of_document_;
+  std::uint64_t tokenizer_hash_;
+  std::vector<std::optional<double>> caps_;  // epochs, by source
   std::vector<Source> sources_;
   std::unique_ptr<Mixture> mixture_;
-  std::vector<MixSource> description_;
-  std::uint64_t hash_ = 0;
+  std::vector<MixSource> sources_of_run_;  // of one that begins
   mutable StreamCache cache_;
 };
 

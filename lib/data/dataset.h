@@ -88,19 +88,30 @@ struct TokenBounds {
   bool operator==(const TokenBounds&) const = default;
 };
 
+// How a part of the run reads the sources.
+struct ReadingPhase {
+  std::int64_t context = 0;       // tokens per sample; divides that of the options
+  std::vector<double> weights{};  // of each source, 0: it is not read; empty: as the config has them
+};
+
 // The training mix.
 class TrainingData {
  public:
   virtual ~TrainingData() = default;
 
-  virtual std::int64_t context() const = 0;
+  virtual std::int64_t context() const = 0;  // of the samples as they now are
   virtual const Mixture& mixture() const = 0;
   // Identity of the content, the mix and the tokenizer: what HistorySegment::data_hash compares.
   virtual std::uint64_t hash() const = 0;
   // What a run is to read: the hash and the sources of data.train, for ConsumptionHistory::continue_with().
   virtual DataDescription description() const = 0;
-  // From now on samples are those of `mix`, the history's; until then, of a run that begins. Not while others read.
-  virtual void enter(const Mix& mix) = 0;
+  // The same of a part of the run: another hash where it mixes or cuts otherwise. UserError where the samples are not
+  // cut (records of instructions).
+  virtual DataDescription description(const ReadingPhase& phase) const = 0;
+  // From now on samples are those of `mix`, the history's, with so many tokens each; until then, of a run that begins.
+  // Not while others read.
+  virtual void enter(const Mix& mix, std::int64_t context) = 0;
+  void enter(const Mix& mix) { enter(mix, context()); }
   // Tokens of each source, once through.
   virtual std::vector<std::int64_t> source_tokens() const = 0;
   // Documents of each; nothing where a file does not say how many it holds.

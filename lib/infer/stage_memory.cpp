@@ -1,6 +1,9 @@
 #include "infer/stage_memory.h"
 
+#include <algorithm>
 #include <utility>
+
+#include "base/error.h"
 
 namespace scaletrain {
 
@@ -38,12 +41,19 @@ void HostBatch::copy_to(Backend& backend, Stream& stream, const BatchBuffer& bat
   copied_ = stream.record();
 }
 
-StageMemory::StageMemory(Backend& backend, ActivationPlan plan)
-    : plan_(std::move(plan)), compute_(backend.compute_type()), arena_(backend.allocate(plan_.arena_bytes)) {}
+StageMemory::StageMemory(Backend& backend, ActivationPlan plan, std::size_t bytes)
+    : plan_(std::move(plan)),
+      compute_(backend.compute_type()),
+      arena_(backend.allocate(std::max(plan_.arena_bytes, bytes))) {}
+
+StageMemory::StageMemory(const StageMemory& of, ActivationPlan plan)
+    : plan_(std::move(plan)), compute_(of.compute_), shared_(&of) {
+  SCALETRAIN_CHECK_LE(plan_.arena_bytes, arena().size());
+}
 
 Bundle StageMemory::bundle(const ArenaRange& range) const {
   if (range.bytes == 0) return {};
-  return {arena_.view(range.offset, compute_, plan_.bundle)};
+  return {arena().view(range.offset, compute_, plan_.bundle)};
 }
 
 BatchBuffer StageMemory::batch(std::int64_t buffer) const {

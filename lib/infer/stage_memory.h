@@ -47,21 +47,29 @@ class HostBatch {
 
 class StageMemory {
  public:
-  // std::bad_alloc when the device lacks the memory.
-  StageMemory(Backend& backend, ActivationPlan plan);
+  // bytes: of the arena, where it is to have more than the plan's. std::bad_alloc when the device lacks the memory.
+  StageMemory(Backend& backend, ActivationPlan plan, std::size_t bytes = 0);
+  // The same arena, cut as another plan says, which it has room for: for steps that do not run beside those of `of`,
+  // which outlives this one.
+  StageMemory(const StageMemory& of, ActivationPlan plan);
 
   const ActivationPlan& plan() const { return plan_; }
   const BatchShape& shape() const { return plan_.shape; }
-  Region region(const ArenaRange& range) const { return {arena_.data() + range.offset, range.bytes, arena_.space()}; }
+  Region region(const ArenaRange& range) const {
+    return {arena().data() + range.offset, range.bytes, arena().space()};
+  }
   // The hidden bundle in a range; an empty range gives an empty bundle.
   Bundle bundle(const ArenaRange& range) const;
   BatchBuffer batch(std::int64_t buffer) const;
   std::size_t allocated_bytes() const { return arena_.size(); }
 
  private:
+  const Buffer& arena() const { return shared_ != nullptr ? shared_->arena() : arena_; }
+
   ActivationPlan plan_;
   DType compute_;
   Buffer arena_;
+  const StageMemory* shared_ = nullptr;  // whose arena it is
 };
 
 }  // namespace scaletrain

@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "config/keys/keys.h"
 #include "config/layout_rules.h"
+#include "config/phases.h"
 #include "nn/finetune.h"
 #include "nn/lora.h"
 #include "optim/optimizer.h"
@@ -169,8 +170,25 @@ ActivationPlan PhasePlan::activations(Rank rank) const {
 }
 
 ActivationPlan PhasePlan::activations(Rank rank, const ScheduleDepth& depth) const {
-  return make_activation_plan(transformer(rank), units_by_chunk(mesh.position_of(rank).pipeline), micro_batch, compute,
-                              depth, document_attention, table.first_trained_unit());
+  return activations(rank, depth, micro_batch.tokens);
+}
+
+ActivationPlan PhasePlan::activations(Rank rank, const ScheduleDepth& depth, std::int64_t context) const {
+  return make_activation_plan(transformer(rank), units_by_chunk(mesh.position_of(rank).pipeline),
+                              {micro_batch.samples, context}, compute, depth, document_attention,
+                              table.first_trained_unit());
+}
+
+// Kernels that have a limit for their workspace may take more of it for shorter samples.
+std::size_t PhasePlan::shorter_arena_bytes(Rank rank, const ScheduleDepth& depth) const {
+  std::size_t bytes = 0;
+  for (const std::int64_t context : shorter_contexts)
+    bytes = std::max(bytes, activations(rank, depth, context).arena_bytes);
+  return bytes;
+}
+
+std::size_t PhasePlan::shorter_arena_bytes(Rank rank) const {
+  return shorter_contexts.empty() ? 0 : shorter_arena_bytes(rank, schedule_depth(schedule(rank)));
 }
 
 TensorPart PhasePlan::tensor_part(Rank rank) const {
@@ -208,6 +226,8 @@ MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace, const Sch
   const ShardLayout shard = layout(rank);
   const StoreBytes store = store_bytes(table, shard, store_options());
   const ActivationPlan activation = activations(rank, depth);
+  const std::size_t shorter = shorter_arena_bytes(rank, depth);
+  const std::size_t beyond = shorter > activation.arena_bytes ? shorter - activation.arena_bytes : 0;
   MemoryPlan memory;
   memory.items = {
       {offload ? "master weights, on the host" : "master weights", store.masters, offload},
@@ -220,7 +240,7 @@ MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace, const Sch
       {"saved activations", activation.saved_bytes},
       {"activations between layers", activation.boundary_bytes},
       {"deferred weight gradients", activation.work_total_bytes},
-      {"scratch", activation.scratch.bytes},
+      {"scratch", activation.scratch.bytes + beyond},
       {"batches", activation.batch_bytes},
       {"communication staging", traffic.staging + transfer_staging(activation, rank), !is_host_accessible(space)},
       {"kernel workspace", backend_workspace, is_host_accessible(space)},
@@ -246,8 +266,13 @@ std::vector<SavePiece> PhasePlan::save_plan(Rank rank) const {
 
 std::size_t PhasePlan::pinned_staging() const {
   if (is_host_accessible(space)) return 0;
-  const std::int64_t numbers = checked_mul(batches_ahead, num_batch_tensors(document_attention) * micro_batch.rows());
-  const std::int64_t samples = has_dropout(model) ? checked_mul(batches_ahead, micro_batch.samples) : 0;
+  // Each context has its own.
+  std::int64_t tokens = micro_batch.tokens;
+  for (const std::int64_t context : shorter_contexts) tokens += context;
+  const std::int64_t numbers =
+      checked_mul(batches_ahead, num_batch_tensors(document_attention) * checked_mul(micro_batch.samples, tokens));
+  const auto contexts = static_cast<std::int64_t>(1 + shorter_contexts.size());
+  const std::int64_t samples = has_dropout(model) ? checked_mul(batches_ahead, micro_batch.samples * contexts) : 0;
   return host_access_pieces * host_access_piece_bytes + static_cast<std::size_t>(numbers) * size_of(DType::i32) +
          static_cast<std::size_t>(samples) * size_of(DType::i64);
 }
@@ -340,6 +365,7 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
   const BatchCut cut = cut_batch(config.train, data);
   phase.num_micro_batches = cut.count;
   phase.micro_batch = {cut.samples, config.model.context};
+  phase.shorter_contexts = shorter_contexts(config);
   phase.document_attention =
       config.data.documents.are_told_apart() ? DocumentAttention::within : DocumentAttention::across;
   if (config.precision.reduce == Precision::bf16) phase.reduce = DType::bf16;

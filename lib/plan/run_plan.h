@@ -70,6 +70,9 @@ struct PhasePlan {
   // data/order/history.h says which; what is missing is masked.
   std::int64_t num_micro_batches = 0;
   BatchShape micro_batch;  // at most train.micro_batch samples
+  // Tokens of a sample in phases of the run that have fewer than the others, ascending. Steps of these compute in the
+  // same memory, with as many samples to a micro-batch.
+  std::vector<std::int64_t> shorter_contexts;
   DocumentAttention document_attention = DocumentAttention::across;
   DType compute = DType::f32;
   std::optional<DType> reduce;  // that gradients travel in between replicas; nothing: the masters' type
@@ -115,6 +118,11 @@ struct PhasePlan {
   Transformer transformer(Rank rank) const;
   ActivationPlan activations(Rank rank) const;
   ActivationPlan activations(Rank rank, const ScheduleDepth& depth) const;
+  // Of steps with so many tokens to a sample.
+  ActivationPlan activations(Rank rank, const ScheduleDepth& depth, std::int64_t context) const;
+  // Of the memory that activations of the shorter contexts' steps lie in, which is that of the others; 0: there are none.
+  std::size_t shorter_arena_bytes(Rank rank, const ScheduleDepth& depth) const;
+  std::size_t shorter_arena_bytes(Rank rank) const;
   MemoryPlan memory(Rank rank, std::size_t backend_workspace) const;
   // The same for other steps than schedule(rank), or for those at hand: to make one stage's takes the orders of all.
   MemoryPlan memory(Rank rank, std::size_t backend_workspace, const ScheduleDepth& depth,

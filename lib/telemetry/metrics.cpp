@@ -40,6 +40,12 @@ class Line {
     return raw(key, fmt::format("[{}]", fmt::join(values, ",")));
   }
 
+  Line& add(std::string_view key, const std::vector<std::pair<std::string, double>>& values) {
+    Line inner;
+    for (const auto& [name, value] : values) inner.add(name, value);
+    return raw(key, values.empty() ? "{}" : inner.text_ + "}");
+  }
+
   Line& add_members(const DeviceRecord& device) {
     add("device", device.name).add("compute", device.compute);
     if (device.peak_flops) add("peak_flops", *device.peak_flops);
@@ -261,6 +267,18 @@ void MetricsWriter::write(const SpikeRecord& record) {
              .add("action", record.action)
              .add_bool("within_window", record.within_window)
              .add("samples", record.samples)
+             .finish());
+}
+
+void MetricsWriter::write(const PhaseRecord& record) {
+  append(Line("phase")
+             .add("step", record.step)
+             .add("phase", record.phase)
+             .add("steps", record.steps)
+             .add("context", record.context)
+             .add("global_batch", record.global_batch)
+             .add("learning_rate_factor", record.learning_rate_factor)
+             .add("weights", record.weights)
              .finish());
 }
 

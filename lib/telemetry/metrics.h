@@ -20,6 +20,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "telemetry/record_file.h"
@@ -186,6 +187,17 @@ struct SpikeRecord {
   bool within_window = false;            // rollback: no checkpoint was older than what the loss is measured against
 };
 
+// A phase of the run begins with `step`.
+struct PhaseRecord {
+  std::int64_t step = 0;
+  std::int64_t phase = 0;         // from 0
+  std::int64_t steps = 0;         // its length
+  std::int64_t context = 0;       // tokens per sample
+  std::int64_t global_batch = 0;  // samples per step
+  double learning_rate_factor = 1.0;
+  std::vector<std::pair<std::string, double>> weights{};  // of the sources that it reads, by their names
+};
+
 struct EarlyStopRecord {
   std::int64_t step = 0;
   std::string metric{};
@@ -235,6 +247,7 @@ class MetricsWriter {
   void write(const RestartRecord& record);
   void write(const SkipRecord& record);
   void write(const SpikeRecord& record);
+  void write(const PhaseRecord& record);
   void write(const EarlyStopRecord& record);
   void write(const EndRecord& record);
 

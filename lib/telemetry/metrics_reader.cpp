@@ -107,6 +107,15 @@ class Fields {
     return out;
   }
 
+  std::vector<std::pair<std::string, double>> numbers_by_name(std::string_view key) const {
+    const json& members = json_member(object_, key, where_);
+    if (!members.is_object()) throw InputError(fmt::format("{}: \"{}\" is not an object", where_, key));
+    const Fields in(members, where_);
+    std::vector<std::pair<std::string, double>> out;
+    for (const auto& member : members.items()) out.emplace_back(member.key(), in.number(member.key()));
+    return out;
+  }
+
  private:
   const json& object_;
   const std::string& where_;
@@ -125,6 +134,7 @@ void cancel_beyond(Metrics& metrics, std::int64_t step) {
   cut_beyond(metrics.skips, step);
   std::erase_if(metrics.spikes,
                 [step](const SpikeRecord& record) { return record.step > step && record.action != "rollback"; });
+  cut_beyond(metrics.phases, step);
   cut_beyond(metrics.early_stops, step);
   cut_beyond(metrics.ends, step);
 }
@@ -217,6 +227,14 @@ void add_line(Metrics& metrics, std::string_view text, const std::string& where)
                               .action = in.text("action"),
                               .samples = in.naturals("samples"),
                               .within_window = in.flag_or_false("within_window")});
+  } else if (kind == "phase") {
+    metrics.phases.push_back({.step = in.integer("step"),
+                              .phase = in.integer("phase"),
+                              .steps = in.integer("steps"),
+                              .context = in.integer("context"),
+                              .global_batch = in.integer("global_batch"),
+                              .learning_rate_factor = in.number("learning_rate_factor"),
+                              .weights = in.numbers_by_name("weights")});
   } else if (kind == "early_stop") {
     metrics.early_stops.push_back({.step = in.integer("step"),
                                    .metric = in.text("metric"),

@@ -13,7 +13,7 @@
 namespace scaletrain {
 
 // Each kind in the order of the file. A restart at step s removes the earlier steps, evaluations, tasks, checkpoints,
-// skips, spikes, early stops and ends with a step beyond s; starts, restarts and the spikes that training went back
+// skips, spikes, phases, early stops and ends with a step beyond s; starts, restarts and the spikes that training went back
 // from are the run's history and always stay. Of evaluations of one set, or on one task, at one step the last counts.
 struct Metrics {
   std::vector<StartRecord> starts;
@@ -24,6 +24,7 @@ struct Metrics {
   std::vector<RestartRecord> restarts;
   std::vector<SkipRecord> skips;
   std::vector<SpikeRecord> spikes;
+  std::vector<PhaseRecord> phases;
   std::vector<EarlyStopRecord> early_stops;
   std::vector<EndRecord> ends;
   bool torn_last_line = false;

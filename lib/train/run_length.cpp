@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/numbers/checked.h"
 #include "config/batch_ramp.h"
+#include "config/phases.h"
 #include "optim/lr_schedule.h"
 
 namespace scaletrain {
@@ -95,7 +96,9 @@ void check_warmup(const Config& config, const RunState& state) {
                     *schedule.decay_steps, left, length_key(config)));
 }
 
-double next_learning_rate(const Config& config, const RunState& state) {
+namespace {
+
+double scheduled_rate(const Config& config, const RunState& state) {
   LrScheduleConfig schedule = config.train.lr_schedule;
   SCALETRAIN_CHECK(state.warmup.has_value());
   schedule.warmup = state.warmup;
@@ -115,6 +118,12 @@ double next_learning_rate(const Config& config, const RunState& state) {
                        .whole = static_cast<double>(end - warm),
                        .warmup = static_cast<double>(warm),
                        .update = static_cast<double>(config.train.global_batch)});
+}
+
+}  // namespace
+
+double next_learning_rate(const Config& config, const RunState& state) {
+  return scheduled_rate(config, state) * phase_of_step(config, state.step).learning_rate_factor;
 }
 
 std::int64_t slow_warmup(const Config& config, const RunState& state) {

@@ -45,7 +45,7 @@ std::int64_t warmup_steps(const Config& config, const RunState& state);
 // UserError if the config names a warm-up, or with it a decay, that is longer than the run that goes on from `state`.
 void check_warmup(const Config& config, const RunState& state);
 
-// Of the update that follows `state`, whose warm-up is settled.
+// Of the update that follows `state`, whose warm-up is settled: what the schedule says, times its phase's factor.
 double next_learning_rate(const Config& config, const RunState& state);
 
 // Updates in which AdEMAMix's slow mean grows to what it is: what the config names, else the run's steps.

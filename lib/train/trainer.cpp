@@ -15,6 +15,7 @@
 #include "base/text.h"
 #include "config/batch_ramp.h"
 #include "config/keys/keys.h"
+#include "config/phases.h"
 #include "optim/adaptive_batch.h"
 #include "optim/gradient_noise.h"
 #include "optim/loss_scale.h"
@@ -23,6 +24,7 @@
 #include "optim/step_scalars.h"
 #include "telemetry/loss_text.h"
 #include "train/data/data_left.h"
+#include "train/data/phase_reads.h"
 #include "train/evaluation.h"
 #include "train/rollback.h"
 #include "train/run_length.h"
@@ -45,6 +47,9 @@ struct Trainer::Impl {
   }
 
   TrainOutcome run();
+  // What the next step reads: of the phase that it is in.
+  void prepare_step();
+  void begin_phase();
   // This rank's, at the end of a step; and those of all.
   StepRunner::Votes own_votes() const;
   // What follows a step: evaluation, checkpoint, and whether the run leaves. all: the votes of the step.
@@ -55,6 +60,7 @@ struct Trainer::Impl {
   StepRunner::Result make_step(const StepSettings& settings);
   void finish_step(const StepRunner::Result& result, double seconds);
   void adapt_batch();
+  double flops_per_token() const;  // of the step's samples
   void record_skip(const StepOutcome& outcome);
   std::vector<std::uint64_t> batch_samples() const;
   // The spike policy, for a step whose loss is finite. level: what its loss is measured against.
@@ -104,6 +110,7 @@ struct Trainer::Impl {
   Rollback rollback;
   MonotonicTime begin = monotonic_now();
   bool has_told_fixed_scale = false;
+  std::optional<std::int64_t> phase{};  // that was entered; nothing: none, or training has gone back since
   bool owes_save = false;  // one was due while no updates were made; the same on every rank
 };
 
@@ -132,13 +139,48 @@ TrainOutcome Trainer::Impl::run() {
       if (checkpoints.saved_step() != state.step) checkpoints.save({.must = true});
       return TrainOutcome::interrupted;
     }
-    state.history.change_batch(batch_of_step(train_from(config, state), state.step));
+    prepare_step();
     if (!has_next_batch(parts.data, state)) end_without_data();
     const std::optional<StepRunner::Votes> votes = train_step();
     if (!votes) continue;
     if (const auto outcome = conclude_step(*votes)) return *outcome;
   }
   return state.early_stop.stopped ? TrainOutcome::stopped_early : TrainOutcome::finished;
+}
+
+void Trainer::Impl::prepare_step() {
+  const std::int64_t next =
+      config.train.phases.empty() ? 0 : static_cast<std::int64_t>(place_in_phases(config.train, state.step).index);
+  if (config.train.phases.empty() || phase == next) {
+    state.history.change_batch(batch_of_step(train_from(config, state), state.step));
+    return;
+  }
+  enter_phase(config, config.train, state.step, parts.data, state.history);
+  phase = next;
+  if (phase_of_step(config, state.step).first_step == state.step) begin_phase();
+}
+
+// Once in the life of a run: a start from a checkpoint of the step before it makes it again, and cancels the line.
+void Trainer::Impl::begin_phase() {
+  const TrainingPhase now = phase_of_step(config, state.step);
+  if (state.step > 0) {
+    // Losses of other samples are no measure of a jump.
+    const TrainingPhase before = phase_of_step(config, state.step - 1);
+    if (now.context != before.context || now.weights != before.weights) {
+      state.spike.losses.clear();
+      state.spike.row = 0;
+    }
+  }
+  PhaseRecord line{.step = state.step + 1,
+                   .phase = now.index,
+                   .steps = now.steps,
+                   .context = now.context,
+                   .global_batch = now.global_batch,
+                   .learning_rate_factor = now.learning_rate_factor};
+  for (std::size_t i = 0; i < now.weights.size(); ++i)
+    if (now.weights[i] > 0) line.weights.emplace_back(name_of_source(config.data, i), now.weights[i]);
+  record(line);
+  parts.log.info(fmt::format("step {} begins {}", line.step, phase_text(config, now)));
 }
 
 // An evaluation may take longer than a run that is asked to leave is given: then the state is saved first, and the next
@@ -217,7 +259,8 @@ StepRunner::Result Trainer::Impl::make_step(const StepSettings& settings) {
   const std::vector<std::int64_t>& samples = source.batch();
   const auto count = narrow<std::int64_t>(samples.size());
   if (!measures_noise(config.log.gradient_noise, state.step + 1, count))
-    return parts.runner.step(source, settings, votes, before_update, plan.micro_batches_of(count));
+    return parts.runner.step(source, settings, votes, before_update, plan.micro_batches_of(count),
+                             parts.data.context());
   const std::array<std::int64_t, 2> counts = halves_of(count);
   TrainingSource first = source;
   TrainingSource second = source;
@@ -245,7 +288,7 @@ void Trainer::Impl::finish_step(const StepRunner::Result& result, double seconds
   line.tokens_per_second = tokens / seconds;
   line.elapsed_seconds = parts.elapsed_before + seconds_since(begin);
   line.wall_time = wall_clock_text();
-  const double flops = model_flops_per_token(plan.model, plan.table, state.updates) * line.tokens_per_second;
+  const double flops = flops_per_token() * line.tokens_per_second;
   if (parts.peak.is_measured) parts.peak.flops = std::max(parts.peak.flops, flops);
   if (parts.peak.flops > 0.0) line.mfu = flops / parts.peak.flops;
   if (config.train.adapts_batch) line.batch = narrow<std::int64_t>(source.batch().size());
@@ -287,6 +330,14 @@ void Trainer::Impl::adapt_batch() {
                              "(train.global_batch: auto)",
                              state.step, *scale, batch > *state.batch ? "grows" : "falls", *state.batch, batch));
   state.batch = batch;
+}
+
+double Trainer::Impl::flops_per_token() const {
+  if (parts.data.context() == plan.model.context)
+    return model_flops_per_token(plan.model, plan.table, state.updates);
+  ModelSpec model = plan.model;
+  model.context = parts.data.context();
+  return model_flops_per_token(model, plan.table, state.updates);
 }
 
 void Trainer::Impl::diverge(const DivergedError& error) {
@@ -408,6 +459,7 @@ bool Trainer::Impl::go_back(SpikeRecord line) {
         "the spike already. Raise checkpoint.keep, or set checkpoint.keep_every",
         line.step, result.state->step));
   state = std::move(*result.state);
+  phase.reset();
   checkpoints.went_back();
   // The checkpoint is replaced by one that knows what is skipped, and of which branch it is. First that, then the line
   // that makes the steps beyond it void: a crash in between goes on with the abandoned branch as it was.

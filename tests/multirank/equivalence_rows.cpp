@@ -325,6 +325,21 @@ Switch reduce_switch() {
                      {.name = "bf16", .is_possible = has_replicas, .apply = set(Precision::bf16)}}};
 }
 
+// The first steps, whose calls are looked at, are those of the plan.
+Switch phase_switch() {
+  return {.name = "phases",
+          .changes_baseline = true,
+          .values = {{.name = "none", .is_possible = nullptr, .apply = [](const Row&, LayoutRun&) {}},
+                     {.name = "shorter samples, fewer of them, full ones again",
+                      .is_possible = nullptr,
+                      .apply = [](const Row&, LayoutRun& run) {
+                        run.config.train.phases = {PhaseConfig{.steps = 2},
+                                                   PhaseConfig{.steps = 2, .context = 4},
+                                                   PhaseConfig{.steps = 2, .context = 4, .global_batch = 2},
+                                                   PhaseConfig{.steps = 44}};
+                      }}}};
+}
+
 std::vector<Row> all_meshes() {
   std::vector<Row> out;
   for (std::int64_t data = 1; data <= max_ranks; ++data)
@@ -495,8 +510,8 @@ const std::vector<Switch>& switches() {
   static const std::vector<Switch> all = {
       zero_switch(),    schedule_switch(), sequence_switch(), micro_batch_switch(), tied_switch(),      family_switch(),
       kv_switch(),      sizes_switch(),    mask_switch(),     stream_switch(),      recompute_switch(), reduce_switch(),
-      offload_switch(), document_switch(), finetune_switch(), loss_switch(),        dropout_switch(),
-      noise_switch()};
+      offload_switch(), document_switch(), finetune_switch(), loss_switch(),        dropout_switch(),   noise_switch(),
+      phase_switch()};
   return all;
 }
 

@@ -90,6 +90,9 @@ const KeyTable<SourceConfig>& source_table() {
         {"split", "", "Holds documents out of text as a validation set, the same ones always; null: none.",
          with_notice},
         hold_out_table(), FIELD(split)));
+    out.push_back(row<SourceConfig>(
+        {"name", "", "By which phases[].weights call it; null: by its place, such as 0.", with_notice},
+        optional(TextCodec{TextRule::plain_name}), FIELD(name)));
     return out;
   }();
   return table;

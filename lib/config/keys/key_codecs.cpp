@@ -351,6 +351,26 @@ std::string FactorsCodec::text(const Factors& value) const {
   return out + "}";
 }
 
+std::string WeightsCodec::parse(const YamlNode& node, Weights& value) const {
+  value.clear();
+  if (node.kind == YamlNode::Kind::null) return {};
+  if (node.kind != YamlNode::Kind::map) return expected("a mapping such as {web: 0.7, code: 0.3}", node);
+  if (node.entries.empty()) return "is empty: name the sources that are read, or leave it out";
+  Weights out;
+  for (const YamlEntry& entry : node.entries) {
+    double weight = 0;
+    const std::string problem = NumberCodec{0.0, 1e12, Bounds::open_below}.parse(entry.value, weight);
+    if (!problem.empty()) return fmt::format("{}: {}", entry.key, problem);
+    out.emplace_back(entry.key, weight);
+  }
+  value = std::move(out);
+  return {};
+}
+
+std::string WeightsCodec::text(const Weights& value) const {
+  return value.empty() ? "null" : FactorsCodec{}.text(value);
+}
+
 std::string PatternListCodec::text(const std::vector<std::string>& value) const {
   std::string out = "[";
   for (const std::string& item : value) out += (out.size() > 1 ? ", " : "") + TextCodec{TextRule::line}.text(item);

@@ -190,6 +190,14 @@ struct FactorsCodec {
   std::string type() const { return "mapping of patterns to numbers"; }
 };
 
+// Sources of data.train and their shares: {web: 0.7, code: 0.3}. Nothing (null) is empty.
+struct WeightsCodec {
+  using Weights = std::vector<std::pair<std::string, double>>;
+  std::string parse(const YamlNode& node, Weights& value) const;
+  std::string text(const Weights& value) const;
+  std::string type() const { return "mapping of sources to numbers, or null"; }
+};
+
 // "; write null" where a scalar that was refused is a word by which people mean nothing (none, off ...), or leave the
 // value to a program that finds one (auto, dynamic ...) where this key has a word for that; "; did you mean auto?"
 // where it is nearly that word; else empty.

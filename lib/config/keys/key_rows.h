@@ -147,5 +147,6 @@ Key<Record> section_row(const Words& words, const KeyTable<Item>& table, Field f
 // The sections that have a file of their own.
 void add_model(KeyTable<Config>& table);
 void add_data(KeyTable<Config>& table);
+void add_phases(KeyTable<Config>& table);
 
 }  // namespace scaletrain::key_rows

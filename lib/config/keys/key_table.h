@@ -54,6 +54,7 @@ const KeyTable<SpikeConfig>& spike_table();
 const KeyTable<EmaConfig>& ema_table();
 const KeyTable<BatchRampConfig>& batch_ramp_table();
 const KeyTable<BatchAutoConfig>& batch_auto_table();
+const KeyTable<PhaseConfig>& phase_table();
 const KeyTable<BatchScalingConfig>& batch_scaling_table();
 const KeyTable<GradientNoiseConfig>& gradient_noise_table();
 const KeyTable<LoraConfig>& lora_table();

@@ -1,5 +1,5 @@
-// The key table: one row per key, in the order of the file (key_rows.h: how a row is written). The sections model and
-// data have files of their own.
+// The key table: one row per key, in the order of the file (key_rows.h: how a row is written). The sections model, data
+// and phases have files of their own.
 #include "config/keys/keys.h"
 
 #include <fmt/core.h>
@@ -602,6 +602,7 @@ const KeyTable<Config>& config_table() {
     add_model(out);
     add_data(out);
     add_train(out);
+    add_phases(out);
     add_finetune(out);
     add_parallel(out);
     add_rest(out);

@@ -141,6 +141,7 @@ std::vector<KeyInfo> all_keys() {
     if (path == "train.optimizer.scale_with_batch") append(keys, batch_scaling_table(), path + ".");
     if (path == "train.batch_ramp") append(keys, batch_ramp_table(), path + ".");
     if (path == "train.batch_auto") append(keys, batch_auto_table(), path + ".");
+    if (path == "phases") append(keys, phase_table(), path + "[].");
     if (path == "train.ema") append(keys, ema_table(), path + ".");
     if (path == "train.spike") append(keys, spike_table(), path + ".");
     if (path == "finetune.unfreeze") append(keys, unfreeze_table(), path + "[].");
@@ -175,6 +176,7 @@ std::string list_hint(const KeyTable<Record>& table, const YamlNode& node, const
 
 template std::string list_hint(const KeyTable<SourceConfig>&, const YamlNode&, const std::string&);
 template std::string list_hint(const KeyTable<ValidationConfig>&, const YamlNode&, const std::string&);
+template std::string list_hint(const KeyTable<PhaseConfig>&, const YamlNode&, const std::string&);
 
 template <class Record>
 void read_record(const KeyTable<Record>& table, const YamlNode& node, const std::string& path, Record& record,
@@ -194,6 +196,8 @@ template void read_record(const KeyTable<SourceConfig>&, const YamlNode&, const 
 template void read_record(const KeyTable<HoldOutConfig>&, const YamlNode&, const std::string&, HoldOutConfig&,
                           ReadContext&);
 template void read_record(const KeyTable<ValidationConfig>&, const YamlNode&, const std::string&, ValidationConfig&,
+                          ReadContext&);
+template void read_record(const KeyTable<PhaseConfig>&, const YamlNode&, const std::string&, PhaseConfig&,
                           ReadContext&);
 template void read_record(const KeyTable<EarlyStopConfig>&, const YamlNode&, const std::string&, EarlyStopConfig&,
                           ReadContext&);

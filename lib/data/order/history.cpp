@@ -175,9 +175,9 @@ std::vector<MixSource> sources_from(const nlohmann::json& array, const std::stri
     source.samples_per_epoch = integer_from(item, "samples_per_epoch", 1, place);
     const nlohmann::json& weight = json_member(item, "weight", place);
     source.weight = weight.is_number() ? weight.get<double>() : 0.0;
-    if (!(source.weight > 0.0) || source.weight > kMostWeight)
-      throw InputError(
-          fmt::format("{}: the weight {} is no positive number up to {}", place, weight.dump(), kMostWeight));
+    // 0: of a source that the run's phase does not read.
+    if (!weight.is_number() || !(source.weight >= 0.0) || source.weight > kMostWeight)
+      throw InputError(fmt::format("{}: the weight {} is no number from 0 to {}", place, weight.dump(), kMostWeight));
     if (!json_member(item, "cap", place).is_null()) source.cap = integer_from(item, "cap", 1, place);
     source.taken = integer_from(item, "taken", 0, place);
     if (std::max({source.order, source.samples_per_epoch, source.taken, source.cap.value_or(0)}) > kMostCounted)

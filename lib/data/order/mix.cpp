@@ -84,11 +84,12 @@ std::int64_t length_of_stretch(const MixTable& table, const std::vector<std::int
   return length;
 }
 
-// A position in an epoch of `before` samples, where it has `now`.
+// A position in an epoch of `before` samples, where it has `now`: the first whose tokens are all behind those that were
+// read, where both cut the same windows into pieces.
 std::int64_t as_much(std::int64_t position, std::int64_t before, std::int64_t now) {
   if (before == now) return position;
-  const double part = static_cast<double>(position) / static_cast<double>(before);
-  return std::min(static_cast<std::int64_t>(std::ceil(part * static_cast<double>(now))), now);
+  __extension__ using Wide = __int128;
+  return std::min(static_cast<std::int64_t>((Wide{position} * now + (before - 1)) / before), now);
 }
 
 // MixSource::taken of a source that goes on. What a checkpoint says of its epochs may not fit those that it has now.

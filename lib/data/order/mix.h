@@ -34,7 +34,7 @@ struct MixSource {
   // and when it comes back after having been left out.
   std::int64_t order = 0;
   std::int64_t samples_per_epoch = 0;
-  double weight = 1.0;
+  double weight = 1.0;                // 0: a phase of the run does not read it
   std::optional<std::int64_t> cap{};  // samples that the whole run may take of it
   // Samples that the run took of it before this mix began, counted as if its epochs had always had so many: the epochs
   // that were read times samples_per_epoch, and the samples of the epoch that is being read.
@@ -129,7 +129,7 @@ std::vector<std::vector<std::vector<std::size_t>>> parts_of_sources(
     const std::vector<std::vector<std::uint64_t>>& sources, const std::vector<MixSource>& known);
 
 // The mix that follows `before` when the next sample is number `sample`: each source of `data` goes on where any mix
-// of the run left it, new ones begin. One whose first parts are all those of a known source goes on as that one; its
+// of the run left it, new ones begin. So a phase of the run reads on where the phase before it ended. One whose first parts are all those of a known source goes on as that one; its
 // other parts join the epoch of which the last sample was read. Where a source has another number of samples an epoch
 // now (another context), as large a part of its epoch counts as read. Of equal sources the first goes on as the first.
 // InputError if a source that goes on would have been read further than kMostCounted.

@@ -18,6 +18,15 @@ std::vector<MixPart> parts_of(const SourceShape& source, std::int64_t samples_pe
   return parts;
 }
 
+// Where parts joined, in windows: in a window that was begun those joined behind it.
+std::vector<MixPart> in_windows(std::vector<MixPart> parts, std::int64_t pieces) {
+  for (MixPart& part : parts) {
+    part.samples /= pieces;
+    part.position = ceil_div(part.position, pieces);
+  }
+  return parts;
+}
+
 void check_shape(const SourceShape& source) {
   if (!(source.weight > 0.0) || !std::isfinite(source.weight))
     throw UserError(fmt::format("{}: the weight {} is not a positive number", source.name, source.weight));
@@ -26,6 +35,13 @@ void check_shape(const SourceShape& source) {
 }
 
 }  // namespace
+
+MixSource in_pieces(MixSource source, std::int64_t pieces, std::optional<double> epochs) {
+  source.samples_per_epoch = checked_mul(source.samples_per_epoch, pieces);
+  source.cap = cap_in_samples(epochs, source.samples_per_epoch);
+  for (MixPart& part : source.parts) part.samples = checked_mul(part.samples, pieces);
+  return source;
+}
 
 std::optional<std::int64_t> cap_in_samples(std::optional<double> epochs, std::int64_t samples_per_epoch) {
   if (!epochs) return std::nullopt;
@@ -63,12 +79,14 @@ SourceOrder Mixture::make_order(std::size_t source, std::int64_t order, std::spa
   return {sources_[source], joined, samples_per_block_, philox_key(seed_, fmt::format("data.train[{}]", order))};
 }
 
-void Mixture::enter(Mix mix) {
+void Mixture::enter(Mix mix, std::int64_t pieces) {
   SCALETRAIN_CHECK_EQ(mix.sources.size(), sources_.size());
+  SCALETRAIN_CHECK_LE(1, pieces);
+  pieces_ = pieces;
   orders_.clear();
   for (std::size_t i = 0; i < sources_.size(); ++i) {
-    orders_.push_back(make_order(i, mix.sources[i].order, mix.sources[i].parts));
-    SCALETRAIN_CHECK_EQ(orders_.back().samples_per_epoch(), mix.sources[i].samples_per_epoch);
+    orders_.push_back(make_order(i, mix.sources[i].order, in_windows(mix.sources[i].parts, pieces)));
+    SCALETRAIN_CHECK_EQ(checked_mul(orders_.back().samples_per_epoch(), pieces), mix.sources[i].samples_per_epoch);
   }
   turns_.emplace(mix, names_);
   mix_ = std::move(mix);
@@ -82,8 +100,13 @@ SampleLocation Mixture::locate(std::int64_t sample) const {
                     sample));
   }
   const MixTurns::Turn turn = turns_->turn(sample);
-  SampleLocation out = orders_[static_cast<std::size_t>(turn.source)].locate(turn.index);
-  out.source = turn.source;
+  return locate(turn.source, turn.index);
+}
+
+SampleLocation Mixture::locate(std::int64_t source, std::int64_t index) const {
+  SampleLocation out = orders_[static_cast<std::size_t>(source)].locate(index / pieces_);
+  out.source = source;
+  out.piece = index % pieces_;
   return out;
 }
 

@@ -16,6 +16,11 @@
 // source within one sample of its share. When a source reaches its cap of epochs a new stretch begins with a table of
 // the remaining ones.
 //
+// A phase of the run with a shorter context reads pieces: each window is cut into model.context / context equal ones,
+// which follow each other as the samples of that context. So the order of a source's tokens is the same in all phases,
+// and each goes on at the first sample whose tokens were not read. What a batch lacks in different places it has as
+// well at the full context, with as many tokens.
+//
 // Memory: one number per block. Time of a look-up: O(log(parts) + log(stretches) + parts that joined in one epoch).
 // Const members may be called concurrently.
 #pragma once
@@ -113,6 +118,7 @@ struct SampleLocation {
   std::int64_t block = 0;  // of the part
   // Of the block: the tokens [window * context, (window + 1) * context] of its permuted documents.
   std::int64_t window = 0;
+  std::int64_t piece = 0;  // of the window, where it is cut into several
 };
 
 // The order of one source's samples.
@@ -154,6 +160,9 @@ class SourceOrder {
   std::vector<Joined> joined_;
 };
 
+// What such a source is in samples that are pieces of its windows: `source` is one of a run that begins.
+MixSource in_pieces(MixSource source, std::int64_t pieces, std::optional<double> epochs);
+
 // Samples that a cap allows; nothing: no cap, or one that no run reaches.
 std::optional<std::int64_t> cap_in_samples(std::optional<double> epochs, std::int64_t samples_per_epoch);
 
@@ -164,7 +173,9 @@ class Mixture {
           std::int64_t block_tokens = kBlockTokens);
 
   // From now on the samples are those of `mix`, whose sources are this mixture's. Not while others use it.
-  void enter(Mix mix);
+  // pieces: into how many samples each window is cut; those of the mix are such.
+  void enter(Mix mix, std::int64_t pieces = 1);
+  std::int64_t pieces() const { return pieces_; }
   const Mix& mix() const { return mix_; }
 
   // The number behind the last sample that there is; nothing: endlessly many (some source has no cap).
@@ -173,6 +184,8 @@ class Mixture {
 
   // Before the mix's first sample is a bug; beyond num_samples() a UserError that says which keys give more.
   SampleLocation locate(std::int64_t sample) const;
+  // The `index`-th sample that is taken from a source, counted over all epochs.
+  SampleLocation locate(std::int64_t source, std::int64_t index) const;
   // How many samples the run has taken of each source when `sample` is the next.
   std::vector<std::int64_t> counts(std::int64_t sample) const { return turns_->taken(sample); }
 
@@ -185,6 +198,7 @@ class Mixture {
   std::uint64_t seed_;
   std::vector<SourceOrder> orders_;
   Mix mix_;
+  std::int64_t pieces_ = 1;
   std::optional<MixTurns> turns_;
 };
 

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "base/numbers/checked.h"
+#include "base/numbers/magnitude.h"
 #include "base/text.h"
 #include "config/keys/keys.h"
 #include "plan/describe/instruction_list.h"
@@ -363,6 +364,26 @@ std::string trained_text(const PlanFacts& facts) {
   return text;
 }
 
+// "0: steps 1 to 1,000 of 64 samples of 512 tokens (code 0.3, web 0.7), learning rate times 0.1; 32.8M tokens, 3 h".
+std::string phase_value(const PlanFacts& facts, const RunWork::Phase& of) {
+  const TrainingPhase& phase = of.phase;
+  const auto digits = [](std::int64_t count) { return grouped_digits(static_cast<std::uint64_t>(count)); };
+  std::string text = fmt::format("{}: steps {} to {} of {} of {}", phase.index, digits(phase.first_step + 1),
+                                 digits(phase.first_step + phase.steps),
+                                 grouped_count(static_cast<std::uint64_t>(phase.global_batch), "sample"),
+                                 grouped_count(static_cast<std::uint64_t>(phase.context), "token"));
+  std::string mix;
+  for (std::size_t i = 0; i < phase.weights.size() && phase.weights.size() > 1; ++i)
+    if (phase.weights[i] > 0)
+      mix += fmt::format("{}{} {:g}", mix.empty() ? "" : ", ", name_of_source(facts.config.data, i), phase.weights[i]);
+  if (!mix.empty()) text += fmt::format(", sources {}", mix);
+  if (phase.learning_rate_factor != 1.0) text += fmt::format(", learning rate times {:g}", phase.learning_rate_factor);
+  text += fmt::format("; {} tokens", short_count(of.tokens));
+  if (const auto seconds = seconds_of_phase(facts, of))
+    text += ", " + (*seconds < 1 ? fmt::format("{:.3g} ms", 1000 * *seconds) : duration_text(*seconds));
+  return text;
+}
+
 std::string head_text(const PlanFacts& facts) {
   const PhasePlan& phase = facts.phase;
   const ModelSpec& model = phase.model;
@@ -382,8 +403,9 @@ std::string head_text(const PlanFacts& facts) {
   if (const std::string trained = trained_text(facts); !trained.empty()) line("trained", trained);
   line("compute", fmt::format("{:.4g} FLOP per token, {}", model_flops_per_token(model, phase.table),
                               to_text(facts.config.compute_precision())));
+  const bool has_phases = !facts.work_of_run.phases.empty();
   line("steps",
-       fmt::format("{} of {} ({} each)", steps_text(facts),
+       fmt::format("{} of {}{} ({} each)", steps_text(facts), has_phases ? "at most " : "",
                    grouped_count(static_cast<std::uint64_t>(phase.global_batch), "sample"),
                    grouped_count(static_cast<std::uint64_t>(checked_mul(phase.global_batch, model.context)), "token")));
   if (const auto& ramp = facts.config.train.batch_ramp)
@@ -394,6 +416,7 @@ std::string head_text(const PlanFacts& facts) {
     line("batch auto", fmt::format("{} at first, then by the gradient noise scale up to {}, doubled or halved every {}",
                                    grouped_count(static_cast<std::uint64_t>(bounds->min), "sample"), bounds->max,
                                    grouped_count(static_cast<std::uint64_t>(bounds->every), "step")));
+  for (const RunWork::Phase& each : facts.work_of_run.phases) line("phase", phase_value(facts, each));
   const bool is_alone = phase.mesh.world() == 1;
   line("mesh", fmt::format("{} = {}{}", phase.mesh.text(), counted(phase.mesh.world(), "rank"),
                            is_alone ? "" : "; " + unbroken(rank_pattern(phase))));

@@ -160,6 +160,22 @@ json work_json(const PlanFacts& facts) {
           {"sources", epochs}};
 }
 
+json phase_json(const PlanFacts& facts, const RunWork::Phase& of) {
+  json weights = json::object();
+  for (std::size_t i = 0; i < of.phase.weights.size(); ++i)
+    if (of.phase.weights[i] > 0) weights[name_of_source(facts.config.data, i)] = of.phase.weights[i];
+  const auto seconds = seconds_of_phase(facts, of);
+  return {{"first_step", of.phase.first_step},
+          {"steps", of.phase.steps},
+          {"context", of.phase.context},
+          {"global_batch", of.phase.global_batch},
+          {"weights", weights},
+          {"learning_rate_factor", of.phase.learning_rate_factor},
+          {"tokens", of.tokens},
+          {"flops", of.flops},
+          {"seconds", seconds ? json(*seconds) : json(nullptr)}};
+}
+
 json update_json(const PlanFacts& facts) {
   if (!facts.phase.offload) return nullptr;
   const double link = facts.options.budget->host_link;
@@ -245,6 +261,7 @@ std::string facts_json(const PlanFacts& facts) {
       {"bubble_of_equal_stages", facts.replay.equal_bubble},
       {"timeline", timeline_json(facts)},
   };
+  for (const RunWork::Phase& phase : facts.work_of_run.phases) out["phases"].push_back(phase_json(facts, phase));
   for (const auto& [step, parameters] : joining_parameters(phase.table))
     out["joining_parameters"].push_back({{"step", step}, {"parameters", parameters}});
   if (facts.options.instructions) out["instructions"] = instructions_of(phase);

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
+#include <numeric>
 #include <utility>
 
 #include "base/error.h"
@@ -89,6 +91,28 @@ double samples_per_epoch(const SourceSize& size, std::int64_t context) {
   return std::max(1.0, static_cast<double>(size.tokens) / static_cast<double>(context));
 }
 
+// What is drawn by the same weights, one part of the run behind the other: as many samples as model.context long.
+struct DrawnPart {
+  std::vector<double> weights;
+  double samples = 0;
+};
+
+std::vector<DrawnPart> drawn_parts(const RunWork& work, const PlanFacts& facts) {
+  std::vector<DrawnPart> parts;
+  if (work.phases.empty()) {
+    parts.push_back({.weights = {}, .samples = work.samples_left});
+    for (const SourceConfig& source : facts.config.data.train) parts.back().weights.push_back(source.weight);
+  }
+  for (const RunWork::Phase& of : work.phases) {
+    const TrainingPhase& phase = of.phase;
+    const auto end = static_cast<double>(phase.first_step + phase.steps);
+    const double steps = std::max(0.0, end - std::max(work.first_step, static_cast<double>(phase.first_step)));
+    const double length = static_cast<double>(phase.context) / static_cast<double>(facts.phase.model.context);
+    parts.push_back({.weights = phase.weights, .samples = steps * static_cast<double>(phase.global_batch) * length});
+  }
+  return parts;
+}
+
 void add_epochs(RunWork& work, const PlanFacts& facts) {
   const auto& sources = facts.config.data.train;
   std::vector<std::optional<SourceSize>> sizes = facts.options.sources;
@@ -99,7 +123,7 @@ void add_epochs(RunWork& work, const PlanFacts& facts) {
   std::vector<DrawnSource> drawn;
   for (std::size_t i = 0; i < sources.size(); ++i) {
     if (sizes[i] && sizes[i]->tokens == 0) sizes[i].reset();
-    drawn.push_back({.weight = sources[i].weight});
+    drawn.emplace_back();
     if (!sources[i].epochs) continue;
     if (!sizes[i]) {
       work.uncounted_caps.push_back(sources[i].path);
@@ -111,20 +135,51 @@ void add_epochs(RunWork& work, const PlanFacts& facts) {
     drawn.back().cap = std::max(0.0, cap - read);
     work.most_allowed += cap;
   }
-  const SourceDraws draws = draw_samples(drawn, work.samples_left);
-  if (!sources.empty() && !is_complete && draws.allowed && *draws.allowed < work.samples_left)
-    work.allowed_samples = draws.allowed;
+  // Of phases one may be short while others have enough.
+  if (!work.phases.empty()) work.most_allowed = std::numeric_limits<double>::infinity();
+  std::vector<double> samples(sources.size(), 0.0);
+  double allowed = 0;
+  bool is_short = false;
+  for (const DrawnPart& part : drawn_parts(work, facts)) {
+    for (std::size_t i = 0; i < sources.size(); ++i) drawn[i].weight = part.weights[i];
+    const SourceDraws draws = draw_samples(drawn, part.samples);
+    is_short = is_short || (draws.allowed && *draws.allowed < part.samples);
+    allowed += draws.allowed && work.phases.empty() ? *draws.allowed
+                                                    : std::min(part.samples, draws.allowed.value_or(part.samples));
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      samples[i] += draws.samples[i];
+      if (drawn[i].cap) *drawn[i].cap = std::max(0.0, *drawn[i].cap - draws.samples[i]);
+    }
+  }
+  if (!sources.empty() && !is_complete && is_short) work.allowed_samples = allowed;
   for (std::size_t i = 0; i < sources.size(); ++i) {
     if (!sizes[i]) continue;
-    const double epochs = draws.samples[i] / samples_per_epoch(*sizes[i], facts.phase.model.context);
+    const double epochs = samples[i] / samples_per_epoch(*sizes[i], facts.phase.model.context);
     work.epochs.push_back({sources[i].path, *sizes[i], epochs});
   }
 }
 
 double samples_of_steps(const PlanFacts& facts, double first, double count) {
-  if (!facts.config.train.batch_ramp) return count * static_cast<double>(facts.phase.global_batch);
+  if (!facts.config.train.batch_ramp && facts.config.train.phases.empty())
+    return count * static_cast<double>(facts.phase.global_batch);
   return static_cast<double>(
       samples_from(facts.config.train, static_cast<std::int64_t>(first), static_cast<std::int64_t>(count)));
+}
+
+void add_phases(RunWork& work, const PlanFacts& facts) {
+  if (facts.config.train.phases.empty()) return;
+  work.tokens = 0;
+  work.flops = 0;
+  ModelSpec model = facts.phase.model;
+  for (TrainingPhase& phase : training_phases(facts.config)) {
+    model.context = phase.context;
+    const double tokens = static_cast<double>(phase.steps) * static_cast<double>(phase.global_batch) *
+                          static_cast<double>(phase.context);
+    const double flops = tokens * model_flops_per_token(model, facts.phase.table);
+    work.tokens += tokens;
+    work.flops += flops;
+    work.phases.push_back({.phase = std::move(phase), .tokens = tokens, .flops = flops});
+  }
 }
 
 // What the run is, in samples, tokens and operations.
@@ -135,12 +190,19 @@ RunWork run_work(const PlanFacts& facts) {
   work.samples = samples_of_steps(facts, 0.0, work.steps);
   work.tokens = work.samples * static_cast<double>(phase.model.context);
   work.flops = work.tokens * model_flops_per_token(phase.model, phase.table);
+  add_phases(work, facts);
   work.steps_left = work.steps;
   if (const auto& so_far = facts.options.so_far; so_far && so_far->step < so_far->last_step) {
     work.first_step = static_cast<double>(so_far->step);
     work.steps_left = static_cast<double>(so_far->last_step - so_far->step);
   }
   work.samples_left = samples_of_steps(facts, work.first_step, work.steps_left);
+  if (!work.phases.empty()) {
+    const std::vector<DrawnPart> parts = drawn_parts(work, facts);
+    work.samples_left = std::accumulate(parts.begin(), parts.end(), 0.0, [](double sum, const DrawnPart& part) {
+      return sum + part.samples;
+    });
+  }
   // What caps leave of a run whose length is not known nobody can tell.
   if (facts.options.step_count != StepCount::unknown) add_epochs(work, facts);
   return work;
@@ -337,6 +399,13 @@ std::vector<std::string> weight_pass_costs(const PlanFacts& facts) {
 }
 
 }  // namespace
+
+std::optional<double> seconds_of_phase(const PlanFacts& facts, const RunWork::Phase& phase) {
+  if (!facts.time) return std::nullopt;
+  const double updates = facts.work_of_run.steps * facts.time->update_seconds;
+  return (facts.time->seconds - updates) * phase.flops / facts.work_of_run.flops +
+         static_cast<double>(phase.phase.steps) * facts.time->update_seconds;
+}
 
 std::string contents_text(const PhasePlan& phase, const StageRange& stages) {
   std::string text;

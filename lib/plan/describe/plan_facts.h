@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "config/phases.h"
 #include "parallel/schedule/simulate.h"
 #include "plan/describe/describe.h"
 #include "plan/describe/stage_survey.h"
@@ -70,6 +71,14 @@ struct RunWork {
   std::vector<Epochs> epochs;               // of the sources whose size is known
   std::vector<std::string> uncounted_caps;  // paths of the sources that have a cap, and whose size is not known
   std::optional<double> allowed_samples{};  // by the epoch caps; nothing: as many as the run takes, or not known
+  // Of a run that has phases. Its samples_left, and what caps allow, are then counted as if each were as long as the
+  // longest.
+  struct Phase {
+    TrainingPhase phase;
+    double tokens = 0;
+    double flops = 0;
+  };
+  std::vector<Phase> phases{};
   double most_allowed = 0;                  // the same, should the sources that were read hold other content by now
 };
 
@@ -139,6 +148,9 @@ std::vector<std::string> host_memory_lines(const PlanFacts& facts);
 
 // "1,000"; "about 1,000 (train.epochs 1.5, by the sizes of the files; a start counts)"; "counted at the start".
 std::string steps_text(const PlanFacts& facts);
+
+// Seconds of one of the run's phases; nothing where those of the run are not known.
+std::optional<double> seconds_of_phase(const PlanFacts& facts, const RunWork::Phase& phase);
 
 // How the text begins: whether it fits, what would make it fit, the work of the run and the time it takes.
 std::string budget_text(const PlanFacts& facts);

@@ -10,6 +10,7 @@
 #include "base/numbers/checked.h"
 #include "base/text.h"
 #include "config/batch_ramp.h"
+#include "train/data/phase_reads.h"
 #include "train/run_length.h"
 
 namespace scaletrain {
@@ -68,6 +69,7 @@ std::string step_shortage(const Config& config, const RunState& state, std::int6
 
 std::string data_shortage(const TrainingData& data, const Config& config, const RunState& state,
                           std::int64_t looked_up) {
+  if (!config.train.phases.empty()) return phase_shortage(phase_reads(data, config, state));
   const std::optional<std::int64_t> all = data.mixture().num_samples();
   if (!all) return {};
   const std::int64_t left = samples_left(*all, state);

@@ -207,6 +207,14 @@ std::vector<SourceRecord> source_records(const TrainingData& data, const std::ve
   return sources;
 }
 
+void end_with(std::vector<SourceRecord>& sources, const std::vector<double>& epochs) {
+  SCALETRAIN_CHECK_EQ(sources.size(), epochs.size());
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    sources[i].epochs = epochs[i];
+    sources[i].taken_at_end = std::llround(epochs[i] * static_cast<double>(sources[i].samples));
+  }
+}
+
 std::vector<std::string> source_lines(const std::vector<SourceRecord>& sources, bool is_resumed) {
   std::vector<std::string> lines;
   for (std::size_t i = 0; i < std::min(sources.size(), reported_sources); ++i) {

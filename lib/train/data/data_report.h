@@ -18,6 +18,9 @@ namespace scaletrain {
 std::vector<SourceRecord> source_records(const TrainingData& data, const std::vector<SourceContent>& contents,
                                          const ConsumptionHistory& history, std::int64_t samples);
 
+// The same of a run whose phases have read so many epochs of each source by its end.
+void end_with(std::vector<SourceRecord>& sources, const std::vector<double>& epochs);
+
 // For people: a line for each of the first sources, and one for the rest. Of a run that goes on also what is left.
 std::vector<std::string> source_lines(const std::vector<SourceRecord>& sources, bool is_resumed);
 

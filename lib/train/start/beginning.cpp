@@ -16,6 +16,7 @@
 #include "optim/adaptive_batch.h"
 #include "optim/gradient_noise.h"
 #include "train/data/data_report.h"
+#include "train/data/phase_reads.h"
 #include "train/early_stop.h"
 #include "train/evaluation.h"
 #include "train/rollback.h"
@@ -92,6 +93,13 @@ Beginning resumed_state(WorkerParts& parts, const WorkerOptions& options, const 
   return resumed;
 }
 
+// Of other data than the checkpoint's: what people may not expect.
+void tell_change(WorkerParts& parts, const Beginning& begin, const std::vector<MixSource>& before) {
+  for (const std::string& line : joined_lines(begin.state.history.mix(), before, parts.contents)) parts.log.info(line);
+  const DataChange change{begin.data_before, parts.config.data};
+  for (const std::string& line : change_lines(begin.state.history.mix(), before, parts.contents, change)) parts.log.warn(line);
+}
+
 }  // namespace
 
 std::unique_ptr<const Checkpoint> open_checkpoint(const WorkerOptions& options) {
@@ -116,16 +124,15 @@ Beginning begin_from(const Checkpoint* checkpoint, WorkerParts& parts, const Wor
 void settle_data(WorkerParts& parts, Beginning& begin) {
   ConsumptionHistory& history = begin.state.history;
   const std::vector<MixSource> before = history.sources_read();
-  const bool is_same = history.continue_with(parts.data->description(), parts.phase.model.context,
-                                             batch_of_step(train_from(parts.config, begin.state), begin.state.step));
-  parts.data->enter(history.mix());
+  // What the last step read is what the config says of it, unless the data has changed. A phase that begins with the
+  // next one is no change.
+  const bool is_same = enter_phase(parts.config, train_from(parts.config, begin.state),
+                                   std::max<std::int64_t>(begin.state.step, 1) - 1, *parts.data, history);
   // Of a run in epochs both are known by now alone.
   check_warmup(parts.config, begin.state);
   if (!begin.state.warmup) begin.state.warmup = warmup_steps(parts.config, begin.state);
-  if (is_same) return;
-  for (const std::string& line : joined_lines(history.mix(), before, parts.contents)) parts.log.info(line);
-  const DataChange change{begin.data_before, parts.config.data};
-  for (const std::string& line : change_lines(history.mix(), before, parts.contents, change)) parts.log.warn(line);
+  if (!is_same) tell_change(parts, begin, before);
+  enter_phase(parts.config, train_from(parts.config, begin.state), begin.state.step, *parts.data, history);
 }
 
 void settle_early_stop(WorkerParts& parts, RunState& state) {
@@ -144,7 +151,11 @@ void settle_early_stop(WorkerParts& parts, RunState& state) {
 std::vector<SourceRecord> tell_sources(WorkerParts& parts, const RunState& state) {
   const std::int64_t steps = std::max<std::int64_t>(0, last_step(parts.config, state) - state.step);
   std::vector<SourceRecord> sources =
-      source_records(*parts.data, parts.contents, state.history, samples_from(train_from(parts.config, state), state.step, steps));
+      source_records(*parts.data, parts.contents, state.history,
+                     samples_from(train_from(parts.config, state), state.step, steps));
+  // The mix of this phase says nothing of the others.
+  const std::vector<PhaseReads> reads = phase_reads(*parts.data, parts.config, state);
+  if (!reads.empty()) end_with(sources, reads.back().epochs);
   for (const std::string& line : source_lines(sources, state.history.samples_consumed() > 0)) parts.log.info(line);
   if (parts.config.train.epochs) {
     std::int64_t samples = 0;

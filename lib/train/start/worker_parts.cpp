@@ -233,7 +233,7 @@ void WorkerParts::allocate(WorkCount* work) {
     store_options.groups = &groups;
     store_options.work = work;
     store = std::make_unique<ParamStore>(*backend, phase.table, layout, std::move(store_options));
-    memory = std::make_unique<StageMemory>(*backend, phase.activations(rank));
+    memory = std::make_unique<StageMemory>(*backend, phase.activations(rank), phase.shorter_arena_bytes(rank));
   } catch (const std::bad_alloc&) {
     throw out_of_memory("while allocating what the plan needs");
   }

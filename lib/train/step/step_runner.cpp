@@ -13,12 +13,12 @@ namespace scaletrain {
 
 namespace {
 
-StageExecutor::Parts executor_parts(const StepRunner::Parts& parts) {
+StageExecutor::Parts executor_parts(const StepRunner::Parts& parts, StageMemory& memory) {
   return {.backend = parts.backend,
           .stream = parts.stream,
           .model = parts.model,
           .store = parts.store,
-          .memory = parts.memory,
+          .memory = memory,
           .tensor = parts.groups.find(GroupKind::tensor),
           .pipeline = parts.groups.find(GroupKind::pipeline),
           .seed = parts.plan.seed,
@@ -49,19 +49,36 @@ class PartSource final : public MicroBatchSource {
 StepRunner::StepRunner(const Parts& parts)
     : parts_(parts),
       squares_(parts.backend, parts.store),
-      executor_(executor_parts(parts)),
+      executor_(executor_parts(parts, parts.memory)),
       average_(parts.plan.ema ? std::optional<WeightAverage>(*parts.plan.ema) : std::nullopt) {
   parts_.optimizer.prepare(parts_.backend, parts_.store);
+  const PhasePlan& plan = parts.plan;
+  if (plan.shorter_contexts.empty()) return;
+  const ScheduleDepth depth = schedule_depth(plan.schedule(parts.rank));
+  for (const std::int64_t context : plan.shorter_contexts)
+    shorter_.emplace(context, std::make_unique<Shorter>(parts, plan.activations(parts.rank, depth, context)));
+}
+
+StepRunner::Shorter::Shorter(const Parts& parts, ActivationPlan plan)
+    : memory(parts.memory, std::move(plan)), executor(executor_parts(parts, memory)) {}
+
+StageExecutor& StepRunner::executor_for(std::int64_t context) {
+  if (context == 0 || context == parts_.plan.micro_batch.tokens) return executor_;
+  const auto found = shorter_.find(context);
+  SCALETRAIN_CHECK(found != shorter_.end());
+  return found->second->executor;
 }
 
 StepRunner::Result StepRunner::step(MicroBatchSource& source, const StepSettings& settings, const AskVotes& votes,
-                                    const BeforeUpdate& before_update, std::int64_t micro_batches) {
+                                    const BeforeUpdate& before_update, std::int64_t micro_batches,
+                                    std::int64_t context) {
   const std::int64_t updates = settings.update - 1;  // made before
   const ExecutionOrder& order = training_order(micro_batches > 0 ? micro_batches : parts_.plan.num_micro_batches,
                                                parts_.plan.table.first_trained_unit(updates));
   parts_.store.zero_gradients(parts_.stream, updates);
   Result result;
-  executor_.train(order, source, parts_.plan.loss_gradient * settings.loss_scale,
+  training_executor_ = &executor_for(context);
+  training_executor_->train(order, source, parts_.plan.loss_gradient * settings.loss_scale,
                   [&] { result = update(settings, votes, before_update); });
   return result;
 }
@@ -80,6 +97,7 @@ StepRunner::Result StepRunner::step_in_halves(const std::array<Half, 2>& halves,
   const auto run = [&](const Half& half, const StageExecutor::OptimizerStep& then, const ExecutionResult& before) {
     const ExecutionOrder& order = training_order(parts_.plan.micro_batches_of(half.samples), first_trained);
     parts_.store.zero_gradients(parts_.stream, updates);
+    training_executor_ = &executor_;
     return executor_.train(order, half.source, scale, then, before);
   };
   std::array<double, numbers_per_halves> numbers{};  // the squares of both, and the tokens of the first
@@ -115,7 +133,7 @@ StepRunner::Result StepRunner::update(const StepSettings& settings, const AskVot
   squares_.issue(parts_.stream);
   // The one wait of a step: from here on the host has the loss and the squares.
   parts_.stream.synchronize();
-  const ExecutionResult sums = executor_.sums();
+  const ExecutionResult sums = training_executor_->sums();
   const Votes votes = ask ? ask() : Votes();
   // Doubles hold token counts exactly up to 2^53.
   std::array<double, numbers_per_step> numbers = {squares_.share(), counts ? sums.loss_sum : 0.0,
@@ -144,7 +162,8 @@ void StepRunner::swap_average(const BeforeUpdate& before_update) {
   WeightAverage::swap(parts_.backend, parts_.stream, parts_.store);
 }
 
-// Kept: a batch that grows has each size for many steps, and so has a backward each length.
+// Kept: a batch that grows has each size for many steps, and so has a backward each length. Of all contexts: their plans
+// have the same buffers.
 const ExecutionOrder& StepRunner::training_order(std::int64_t num_micro_batches, int first_trained) {
   const std::pair key(num_micro_batches, first_trained);
   const auto known = training_.find(key);

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 
@@ -62,9 +63,10 @@ class StepRunner {
 
   // source: this replica's micro-batches. After it the store's gradients are those of the whole batch (held ranges),
   // and the parameters are updated (or, with outcome.skip, as before).
-  // micro_batches: of a step with fewer than the plan's, on each replica; 0: as many.
+  // micro_batches: of a step with fewer than the plan's, on each replica; 0: as many. context: tokens of a sample, the
+  // plan's (0) or one of its shorter ones.
   Result step(MicroBatchSource& source, const StepSettings& settings, const AskVotes& votes = {},
-              const BeforeUpdate& before_update = {}, std::int64_t micro_batches = 0);
+              const BeforeUpdate& before_update = {}, std::int64_t micro_batches = 0, std::int64_t context = 0);
 
   // A half of a step's batch.
   struct Half {
@@ -103,6 +105,13 @@ class StepRunner {
   void wait_for_all();
 
  private:
+  // Of steps with shorter samples: in the memory of the others.
+  struct Shorter {
+    Shorter(const Parts& parts, ActivationPlan plan);
+    StageMemory memory;
+    StageExecutor executor;
+  };
+  StageExecutor& executor_for(std::int64_t context);
   // What the schedule's optimizer_step means.
   Result update(const StepSettings& settings, const AskVotes& votes, const BeforeUpdate& before_update);
   // Of the gradients that the stream finds when it has run what it was given, over this rank's share of them.
@@ -114,6 +123,8 @@ class StepRunner {
   Parts parts_;
   GradientSquares squares_;  // before the executor, which waits for what writes them
   StageExecutor executor_;
+  std::map<std::int64_t, std::unique_ptr<Shorter>> shorter_;  // by context
+  StageExecutor* training_executor_ = &executor_;             // of the step under way
   std::optional<WeightAverage> average_;
   std::map<std::pair<std::int64_t, int>, ExecutionOrder> training_;  // by the micro-batches and the first unit trained
   std::map<std::int64_t, ExecutionOrder> evaluation_;                // by the number of micro-batches

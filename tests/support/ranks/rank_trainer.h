@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/numbers/philox.h"
+#include "config/phases.h"
 #include "data/batch.h"
 #include "data/order/history.h"
 #include "nn/init.h"
@@ -74,8 +75,10 @@ class SyntheticSource final : public MicroBatchSource {
   void set_batch(std::vector<std::int64_t> samples) { batch_ = std::move(samples); }
   const std::vector<std::int64_t>& batch() const { return batch_; }
   // Samples [first, first + global batch).
-  void set_step(std::int64_t step) {
-    batch_.resize(static_cast<std::size_t>(plan_.global_batch));
+  void set_step(std::int64_t step) { set_step(step, plan_.global_batch); }
+  // The first of those, of a step that has so many.
+  void set_step(std::int64_t step, std::int64_t samples) {
+    batch_.resize(static_cast<std::size_t>(samples));
     std::iota(batch_.begin(), batch_.end(), step * plan_.global_batch);
   }
 
@@ -91,7 +94,8 @@ class SyntheticSource final : public MicroBatchSource {
       if (sample < 0) std::fill(targets.begin(), targets.end(), -1);
       starts = synthetic_starts(std::max<std::int64_t>(sample, 0), static_cast<std::int64_t>(inputs.size()));
     };
-    return {fill_batch(samples, plan_.micro_batch.tokens, read, tensors)};
+    const auto rows = static_cast<std::int64_t>(tensors.positions.size());
+    return {fill_batch(samples, rows / plan_.micro_batch.samples, read, tensors)};
   }
 
  private:
@@ -168,7 +172,7 @@ class RankTrainer {
         model_(plan.transformer(rank)),
         layout_(plan.layout(rank)),
         store_(*backend_, plan.table, layout_, store_options(groups)),
-        memory_(*backend_, plan.activations(rank)),
+        memory_(*backend_, plan.activations(rank), plan.shorter_arena_bytes(rank)),
         optimizer_(make_optimizer(config.train.optimizer)),
         runner_({.plan = plan,
                  .rank = rank,
@@ -188,7 +192,8 @@ class RankTrainer {
 
   // The next optimizer step, on the samples that follow.
   StepRunner::Result step(const StepRunner::BeforeUpdate& before_update = {}) {
-    source_.set_step(step_++);
+    const TrainingPhase phase = phase_of_step(config_, step_);
+    source_.set_step(step_++, phase.global_batch);
     const OptimizerConfig& optimizer = config_.train.optimizer;
     const StepRunner::Result result = make_step(
         {.learning_rate = learning_rate(config_.train.lr_schedule, optimizer.learning_rate, step_, plan_.num_steps),
@@ -198,7 +203,7 @@ class RankTrainer {
          .slow = slow_mean_at(optimizer, updates_ + 1, optimizer.slow_warmup.value_or(plan_.num_steps)),
          .update = updates_ + 1,
          .loss_scale = config_.precision.loss_scale.value_or(1.0)},
-        before_update);
+        phase.context, before_update);
     if (result.outcome.skip == SkipReason::none) ++updates_;
     return result;
   }
@@ -247,10 +252,12 @@ class RankTrainer {
 
  private:
   // In halves where the plan measures the gradient's noise.
-  StepRunner::Result make_step(const StepSettings& settings, const StepRunner::BeforeUpdate& before_update) {
+  StepRunner::Result make_step(const StepSettings& settings, std::int64_t context,
+                               const StepRunner::BeforeUpdate& before_update) {
     const auto& samples = source_.batch();
     const auto count = static_cast<std::int64_t>(samples.size());
-    if (!measures_noise(plan_.gradient_noise, step_, count)) return runner_.step(source_, settings, {}, before_update);
+    if (!measures_noise(plan_.gradient_noise, step_, count))
+      return runner_.step(source_, settings, {}, before_update, plan_.micro_batches_of(count), context);
     const std::array<std::int64_t, 2> counts = halves_of(count);
     SyntheticSource first = source_;
     SyntheticSource second = source_;

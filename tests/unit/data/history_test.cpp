@@ -382,7 +382,7 @@ TEST_CASE("a damaged mix is an input error that names the source") {
     refused(list, "identity", "1", named);
     refused(list, "order", -1, named);
     refused(list, "samples_per_epoch", 0, named);
-    refused(list, "weight", 0.0, named);
+    refused(list, "weight", -1.0, named);
     refused(list, "weight", "1", named);
     refused(list, "weight", 1.1e12, named);
     refused(list, "cap", 0, named);

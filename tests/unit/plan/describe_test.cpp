@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/text.h"
+#include "config/phases.h"
 #include "plan/stage_work.h"
 #include "plan_helpers.h"
 #include "support/processor_time.h"
@@ -438,4 +439,45 @@ TEST_CASE("stages in the description hold the blocks that the plan gives them") 
   CHECK(json.at("stages")[0].at("contents") == "embedding, blocks 0-1");
   CHECK(json.at("stages")[1].at("contents") == "blocks 2-5, head");
   CHECK(json.at("stages")[0].at("memory_per_rank").at("items").at("kernel workspace") == 7);
+}
+
+// By hand: 3 steps of 4 samples of 8 tokens and 5 of 12 of 16; of the second phase a tenth is of the first source.
+TEST_CASE("phases are told one by one, with what each is of the work and of the time") {
+  Config config = planned_config();
+  config.model.context = 16;
+  config.train.global_batch = 12;
+  config.train.steps.reset();
+  config.data.train.resize(2);
+  config.data.train[0].path = "web";
+  config.data.train[0].name = "web";
+  config.data.train[1].path = "books";
+  config.train.phases = {PhaseConfig{.steps = 3, .context = 8, .global_batch = 4},
+                         PhaseConfig{.tokens = 900, .weights = {{"web", 0.5}, {"1", 4.5}}, .learning_rate_factor = 0.5}};
+  fill_phases(config);
+  CHECK(config.train.steps == 8);
+  const RunPlan plan = make_run_plan(config, 61, std::nullopt);
+  CHECK(plan.phases.front().shorter_contexts == std::vector<std::int64_t>{8});
+  DescribeOptions options;
+  options.sources = {SourceSize{.tokens = 320, .basis = "counted"}, SourceSize{.tokens = 1600, .basis = "counted"}};
+  options.budget = MemoryBudget{.kind = MemoryBudget::Kind::host, .name = "a host", .memory = 1u << 30, .peak_flops = 1e9};
+  const PlanDescription description = describe_plan(config, plan, options);
+  CHECK(has_row(description.text, "steps 8 of at most 12 samples (192 tokens each)"));
+  CHECK(has_row(description.text, "phase 0: steps 1 to 3 of 4 samples of 8 tokens, sources web 1, 1 1; 96"));
+  CHECK(has_row(description.text, "phase 1: steps 4 to 8 of 12 samples of 16 tokens, sources web 0.5, 1"));
+  CHECK(contains(description.text, "learning rate times 0.5"));
+  const auto json = nlohmann::json::parse(description.json);
+  CHECK(json.at("work").at("tokens") == 96.0 + 960.0);
+  CHECK(json.at("work").at("samples") == 3.0 * 4 + 5 * 12);
+  const auto& phases = json.at("phases");
+  REQUIRE(phases.size() == 2);
+  CHECK(phases[0].at("tokens") == 96.0);
+  CHECK(phases[1].at("first_step") == 3);
+  CHECK(phases[1].at("weights").at("web") == 0.5);
+  const double flops = phases[0].at("flops").get<double>() + phases[1].at("flops").get<double>();
+  CHECK(json.at("work").at("flops").get<double>() == doctest::Approx(flops));
+  const double seconds = phases[0].at("seconds").get<double>() + phases[1].at("seconds").get<double>();
+  CHECK(json.at("time").at("seconds").get<double>() == doctest::Approx(seconds));
+  const auto& sources = json.at("work").at("sources");
+  CHECK(sources[0].at("epochs").get<double>() == doctest::Approx((48 + 96) / 320.0));
+  CHECK(sources[1].at("epochs").get<double>() == doctest::Approx((48 + 864) / 1600.0));
 }
