@@ -112,6 +112,7 @@ void check_spans(const Checker& check, std::span<const Span> spans, std::int64_t
 
 // Of the optimizers' updates (optimizer_checks.cpp).
 void check_operation(const Backend& backend, const AdamWStep& op);
+void check_operation(const Backend& backend, const BlockAdamWStep& op);
 void check_operation(const Backend& backend, const SgdStep& op);
 void check_operation(const Backend& backend, const LionStep& op);
 void check_operation(const Backend& backend, const AdemamixStep& op);

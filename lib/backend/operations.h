@@ -497,6 +497,20 @@ struct AdamWStep {
   View compute_weights = {};  // [n], optional, compute type: the updated params, rounded in the same pass
 };
 
+// AdamW whose moments are kept in 8 bits between steps, in blocks (moment_codes.h): each is read, updated as AdamWStep
+// has it, and rounded to codes behind the update of the params, which sees it unrounded.
+struct BlockAdamWStep {
+  View param;                         // [n], whole blocks
+  View first_codes, second_codes;     // [n] u8
+  View first_scales, second_scales;   // [n / block], master type
+  ConstView gradient;                 // [n]
+  std::span<const UpdateSpan> spans;  // of whole blocks each
+  std::int64_t block = 256;           // elements: a power of two from 16 to 256
+  double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
+  ConstView step;             // StepScalars, [7] f64
+  View compute_weights = {};  // as above
+};
+
 // How a step of SGD uses what it remembers, with d = g + decay·p and g, lr as above:
 //   none       p = p - lr·d
 //   classical  b = μ·b + d; p = p - lr·b             (PyTorch's SGD with dampening 0)
@@ -589,6 +603,7 @@ using Operation =
                  NormBackwardWeight, ActivationForward, ActivationBackward, RopeRotate, AttentionForward,
                  AttentionBackward, EmbeddingForward, EmbeddingBackward, CrossEntropy, SoftmaxStatistics,
                  CrossEntropyParts, Add, Dropout, Scale, SoftCap, SoftCapBackward, Copy, Fill, SumsOfSquares, AdamWStep,
-                 SgdStep, LionStep, AdemamixStep, AdamDirection, MomentumDirection, ScaleSpans, AverageStep, Swap>;
+                 SgdStep, LionStep, AdemamixStep, AdamDirection, MomentumDirection, ScaleSpans, AverageStep, Swap,
+                 BlockAdamWStep>;
 
 }  // namespace scaletrain

@@ -1,6 +1,9 @@
+#include <array>
+#include <bit>
 #include <initializer_list>
 #include <string_view>
 
+#include "backend/moment_codes.h"
 #include "backend/operation_checks.h"
 
 namespace scaletrain {
@@ -54,6 +57,35 @@ void check_operation(const Backend& backend, const AdamWStep& op) {
   check_update(check, op,
                {{"first_moment", op.first_moment}, {"second_moment", op.second_moment}, {"gradient", op.gradient}});
   check_compute_weights(check, op, {op.first_moment, op.second_moment});
+  check_adam(check, op);
+}
+
+void check_operation(const Backend& backend, const BlockAdamWStep& op) {
+  const Checker check("BlockAdamWStep", backend);
+  check.require("block",
+                op.block >= least_in_moment_block && op.block <= most_in_moment_block &&
+                    std::has_single_bit(static_cast<std::uint64_t>(op.block)),
+                "a power of two from 16 to 256");
+  check_update(check, op, {{"gradient", op.gradient}});
+  const Shape& shape = op.param.shape();
+  check.require("param", shape[0] % op.block == 0, "whole blocks");
+  for (const UpdateSpan& span : op.spans)
+    check.require("spans", span.first % op.block == 0 && span.count % op.block == 0, "spans of whole blocks");
+  const Shape blocks{shape[0] / op.block};
+  const std::array<NamedView, 4> moments = {{{"first_codes", op.first_codes},
+                                             {"second_codes", op.second_codes},
+                                             {"first_scales", op.first_scales},
+                                             {"second_scales", op.second_scales}}};
+  for (std::size_t i = 0; i < moments.size(); ++i) {
+    const bool is_codes = i < 2;
+    check.operand(moments[i].name, moments[i].view, is_codes ? DType::u8 : check.master(), is_codes ? shape : blocks);
+    check.disjoint("param", op.param, {moments[i].view});
+    check.disjoint("compute_weights", op.compute_weights, {moments[i].view});
+    check.disjoint(moments[i].name, moments[i].view, {op.gradient});
+    for (std::size_t other = i + 1; other < moments.size(); ++other)
+      check.disjoint(moments[i].name, moments[i].view, {moments[other].view});
+  }
+  check_compute_weights(check, op, {});
   check_adam(check, op);
 }
 

@@ -77,6 +77,7 @@ struct Checkpoint::Impl {
   bool uses_averages = false;
   void plan_range(const ParamStore& store, const ParamRange& range, StateKind kind, std::size_t state,
                   std::vector<Read>& reads);
+  void plan_scales(const ParamStore& store, const ParamRange& range, std::size_t state, std::vector<Read>& reads);
 };
 
 const std::vector<TensorPiece>& Checkpoint::Impl::pieces_of(const ManifestTensor& tensor) {
@@ -191,6 +192,8 @@ void Checkpoint::Impl::plan_range(const ParamStore& store, const ParamRange& ran
                                   std::vector<Read>& reads) {
   const Parameter& parameter = store.table().parameters()[static_cast<std::size_t>(range.parameter)];
   const std::string& owner = parameter.tied_to ? *parameter.tied_to : parameter.name;
+  if (kind == StateKind::optimizer && is_in_blocks(parameter.state_block, store.options().state_names[state]))
+    plan_scales(store, range, state, reads);
   const ManifestTensor& tensor = kind == StateKind::optimizer
                                      ? find(state_tensor_name(owner, store.options().state_names[state]))
                                      : find_weights(owner);
@@ -202,6 +205,26 @@ void Checkpoint::Impl::plan_range(const ParamStore& store, const ParamRange& ran
   SCALETRAIN_CHECK(span != nullptr);
   for_each_box(*span, range, [&](const Box& box, const ParamRange& part) {
     plan_read(tensor, box, store.values(kind, part, state), reads);
+  });
+}
+
+void Checkpoint::Impl::plan_scales(const ParamStore& store, const ParamRange& range, std::size_t state,
+                                   std::vector<Read>& reads) {
+  const Parameter& parameter = store.table().parameters()[static_cast<std::size_t>(range.parameter)];
+  const ManifestTensor& tensor =
+      find(state_tensor_name(parameter.tied_to.value_or(parameter.name), store.options().state_names[state]) +
+           scales_suffix);
+  const std::int64_t block = parameter.state_block;
+  if (tensor.shape != Shape{parameter.shape[0], div_exact(parameter.shape[1], block)})
+    throw InputError(fmt::format("{}: tensor {} has the shape {}, rows of {} in blocks of {} were asked for",
+                                 manifest_name(), quoted(tensor.name), to_text(tensor.shape), parameter.shape[1],
+                                 block));
+  const ParamSpan* span = store.layout().find(range.parameter);
+  SCALETRAIN_CHECK(span != nullptr);
+  for_each_box(*span, range, [&](Box box, const ParamRange& part) {
+    box.first.back() = div_exact(box.first.back(), block);
+    box.extent.back() = div_exact(box.extent.back(), block);
+    plan_read(tensor, box, store.scales(part, state), reads);
   });
 }
 

@@ -8,6 +8,9 @@ namespace scaletrain {
 // The average that train.ema keeps.
 inline const std::string average_state = "ema";
 
+// Behind the name of a state in 8 bits: its scales, one for each block of a row.
+inline const std::string scales_suffix = ".scales";
+
 inline std::string state_tensor_name(const std::string& parameter, const std::string& state) {
   return parameter + "/" + state;
 }

@@ -46,6 +46,7 @@ enum class DecayShape { linear, cosine, one_minus_sqrt };
 enum class BatchScaling { linear, sqrt };
 enum class RecomputeKind { none, selective, full };
 enum class OffloadKind { none, host };
+enum class OptimizerStateType { fp32, int8 };
 enum class ZeroReduceKind { use, step };
 enum class SpikeAction { warn, skip, rollback };
 enum class ScheduleKind { gpipe, one_f_one_b, interleaved, zb_h1 };
@@ -233,6 +234,8 @@ struct OptimizerConfig {
   // host: masters and the optimizer's state lie in the host's memory and pass through the GPU at every update; changes
   // no bit of a run.
   OffloadKind offload = OffloadKind::none;
+  // int8: of matrices the moments are kept in 8 bits, in blocks that share a scale (adamw).
+  OptimizerStateType state = OptimizerStateType::fp32;
   double momentum = 0.0;                      // sgd, lars; muon, 0.95 where nobody gives one
   bool nesterov = false;                      // sgd; muon, true where nobody says it
   double trust_coefficient = 0.001;           // lars
@@ -314,7 +317,7 @@ struct TrainConfig {
   std::int64_t global_batch = 32;  // samples per optimizer step, at most
   // global_batch: auto. Then that is the most of batch_auto, which there is exactly then.
   bool adapts_batch = false;
-  std::int64_t micro_batch = 4;    // samples of a replica that go through its stages at once
+  std::int64_t micro_batch = 4;  // samples of a replica that go through its stages at once
   OptimizerConfig optimizer;
   LrScheduleConfig lr_schedule;
   std::optional<double> clip_norm = 1.0;  // nothing: no clipping

@@ -145,12 +145,13 @@ class Notices {
     const auto& scaling = train.optimizer.scale_with_batch;
     if (!scaling) return;
     if (train.adapts_batch && train.batch_auto) {
-      notices_.push_back(fmt::format(
-          "train.optimizer.scale_with_batch: the learning rate follows the batch, from {} with {} samples to {} with {} "
-          "({})",
-          number_text(peak_learning_rate(train.optimizer, train.batch_auto->min)), train.batch_auto->min,
-          number_text(peak_learning_rate(train.optimizer, train.global_batch)), train.global_batch,
-          to_text(scaling->rule)));
+      notices_.push_back(
+          fmt::format("train.optimizer.scale_with_batch: the learning rate follows the batch, from {} with {} samples "
+                      "to {} with {} "
+                      "({})",
+                      number_text(peak_learning_rate(train.optimizer, train.batch_auto->min)), train.batch_auto->min,
+                      number_text(peak_learning_rate(train.optimizer, train.global_batch)), train.global_batch,
+                      to_text(scaling->rule)));
       return;
     }
     notices_.push_back(fmt::format(

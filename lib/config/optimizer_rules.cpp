@@ -88,6 +88,15 @@ std::vector<OptimizerProblem> optimizer_problems(const OptimizerConfig& optimize
     problems.push_back({{"train.optimizer.offload", "train.optimizer.type"},
                         "host is not possible with muon, which orthogonalises whole matrices, while their parts pass "
                         "through the GPU one by one: leave it out, or take another optimizer"});
+  if (optimizer.state == OptimizerStateType::int8 && optimizer.type != adamw)
+    problems.push_back(
+        {{"train.optimizer.state", "train.optimizer.type"},
+         fmt::format("int8 is not supported yet with {}: leave it out, or take adamw", to_text(optimizer.type))});
+  if (optimizer.state == OptimizerStateType::int8 && optimizer.offload == OffloadKind::host)
+    problems.push_back(
+        {{"train.optimizer.offload", "train.optimizer.state"},
+         "host is not supported yet with train.optimizer.state: int8, which takes the moments to a quarter "
+         "of their memory where they are: leave out one of the two"});
   return problems;
 }
 

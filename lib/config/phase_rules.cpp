@@ -123,8 +123,7 @@ class PhaseRules : private RuleScope {
     const TrainConfig& train = config_.train;
     for (const char* const key : {"train.tokens", "train.epochs"}) {
       const bool is_set = key == std::string("train.tokens") ? train.tokens.has_value() : train.epochs.has_value();
-      if (is_set && are_fine({key}))
-        refuse({key, "phases"}, "the phases say how long the run is; remove the key");
+      if (is_set && are_fine({key})) refuse({key, "phases"}, "the phases say how long the run is; remove the key");
     }
     if (!have_lengths || !are_fine({"train.steps", "train.global_batch", "model.context"})) return;
     const std::optional<std::int64_t> steps = steps_of_phases(train);

@@ -96,8 +96,7 @@ class TrainingRules : private RuleScope {
     const std::string section = "train.batch_auto";
     if (!are_fine({key, section, section + ".min", section + ".max", section + ".every"})) return;
     if (!train.adapts_batch) {
-      if (train.batch_auto)
-        refuse({section, key}, "it bounds train.global_batch: auto; write that, or remove the key");
+      if (train.batch_auto) refuse({section, key}, "it bounds train.global_batch: auto; write that, or remove the key");
       return;
     }
     if (!train.batch_auto)
@@ -114,9 +113,8 @@ class TrainingRules : private RuleScope {
     if (bounds.max < bounds.min) {
       refuse({section + ".max", section}, fmt::format("{} is below `min` {}", bounds.max, bounds.min));
     } else if (largest != bounds.max) {
-      refuse({section + ".max", section},
-             fmt::format("{} is not `min` {} doubled some times; use {} or {}", bounds.max, bounds.min, largest,
-                         2 * largest));
+      refuse({section + ".max", section}, fmt::format("{} is not `min` {} doubled some times; use {} or {}", bounds.max,
+                                                      bounds.min, largest, 2 * largest));
     }
   }
 

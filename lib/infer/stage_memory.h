@@ -55,9 +55,7 @@ class StageMemory {
 
   const ActivationPlan& plan() const { return plan_; }
   const BatchShape& shape() const { return plan_.shape; }
-  Region region(const ArenaRange& range) const {
-    return {arena().data() + range.offset, range.bytes, arena().space()};
-  }
+  Region region(const ArenaRange& range) const { return {arena().data() + range.offset, range.bytes, arena().space()}; }
   // The hidden bundle in a range; an empty range gives an empty bundle.
   Bundle bundle(const ArenaRange& range) const;
   BatchBuffer batch(std::int64_t buffer) const;

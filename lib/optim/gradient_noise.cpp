@@ -31,8 +31,8 @@ std::optional<NoiseMeasurement> measure_noise(const std::array<HalfGradient, 2>&
   const double weighted2 = share(second);
   NoiseMeasurement measured;
   measured.square = (norm * norm - weighted1 - weighted2) / (2.0 * w1 * w2);
-  measured.variance = static_cast<double>(batch) * w1 * w2 *
-                      (weighted1 / (w1 * w1) + weighted2 / (w2 * w2) - 2.0 * measured.square);
+  measured.variance =
+      static_cast<double>(batch) * w1 * w2 * (weighted1 / (w1 * w1) + weighted2 / (w2 * w2) - 2.0 * measured.square);
   if (!std::isfinite(measured.square) || !std::isfinite(measured.variance)) return std::nullopt;
   return measured;
 }

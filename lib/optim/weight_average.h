@@ -21,7 +21,7 @@ namespace scaletrain {
 class WeightAverage {
  public:
   // The state's name in the store and in checkpoints (average_state of checkpoint/state_name.h).
-  static constexpr std::string_view state_name = "ema";
+  static constexpr std::string_view state_name = average_state_name;
 
   explicit WeightAverage(const EmaConfig& config) : config_(config) {}
 

@@ -29,6 +29,10 @@ Range held_range(const Split& split, std::int64_t extent, std::int64_t degree, s
   return {first * piece, (last - first) * piece};
 }
 
+bool has_rows_divided(const Parameter& parameter) {
+  return parameter.split.kind != Split::Kind::replicated && parameter.split.dim == 1;
+}
+
 struct NameLess {
   bool operator()(const std::pair<std::string, int>& entry, std::string_view name) const { return entry.first < name; }
 };
@@ -109,6 +113,31 @@ void ParamTable::join_after(const std::function<std::int64_t(const Parameter&)>&
     SCALETRAIN_CHECK(!is_continued || before->joins_after == parameter.joins_after);
     before = &parameter;
   }
+}
+
+void ParamTable::hold_states_in_blocks() {
+  constexpr std::int64_t most = 256;
+  constexpr std::int64_t least = 16;
+  constexpr std::int64_t parts_of_row = 8;
+  for (Parameter& parameter : parameters_) {
+    if (parameter.role != ParamRole::trained || parameter.shape.num_dims() != 2) continue;
+    std::int64_t together = parameter.shape[1];
+    if (has_rows_divided(parameter)) together = together % parts_of_row == 0 ? together / parts_of_row : 0;
+    std::int64_t block = most;
+    while (block >= least && (together == 0 || together % block != 0)) block /= 2;
+    parameter.state_block = block >= least ? block : 0;
+  }
+}
+
+const Parameter* ParamTable::cut_by(std::int64_t tensor_degree) const {
+  for (const Parameter& parameter : parameters_) {
+    if (parameter.state_block == 0 || !has_rows_divided(parameter)) continue;
+    for (std::int64_t rank = 0; rank < tensor_degree; ++rank) {
+      const Box box = box_of(parameter, tensor_degree, rank);
+      if (box.first[1] % parameter.state_block != 0 || box.extent[1] % parameter.state_block != 0) return &parameter;
+    }
+  }
+  return nullptr;
 }
 
 int ParamTable::first_trained_unit(std::int64_t updates) const {

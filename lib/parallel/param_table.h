@@ -76,6 +76,9 @@ struct Parameter {
   // it has all.
   int absent_state = -1;
   bool has_state(int state) const { return role == ParamRole::trained && state != absent_state; }
+  // Of what optimizer states of it are in 8 bits (ParamTable::hold_states_in_blocks): consecutive elements of a row
+  // that share a scale; 0: its states are not.
+  std::int64_t state_block = 0;
   InitialValues init;
   bool is_hidden_map = false;  // a linear map between features of a block: not an embedding, not the head
   bool lookup_only = false;    // read row by row (an embedding table): needs no compute form
@@ -119,6 +122,14 @@ class ParamTable {
   void join_after(const std::function<std::int64_t(const Parameter&)>& updates_of);
   // Gives each parameter the factor on its learning rate; those that share a tensor get the same.
   void scale_learning_rates(const std::function<double(const Parameter&)>& factor_of);
+
+  // Gives trained matrices the blocks in which an optimizer holds its states in 8 bits. They follow from the global
+  // shape alone, so that every layout has the same: the largest power of two, at most 256, of which rows consist, or,
+  // where ranks divide rows among them (Split::dim 1), eighths of rows. What has none of 16 or more, and vectors
+  // (norms, biases, which move a model most and weigh nothing), have none.
+  void hold_states_in_blocks();
+  // A parameter whose blocks a tensor degree would cut; null: there is none, as of any degree up to 8 that divides 8.
+  const Parameter* cut_by(std::int64_t tensor_degree) const;
 
   std::span<const Parameter> parameters() const { return parameters_; }
   std::span<const ParamUnit> units() const { return units_; }

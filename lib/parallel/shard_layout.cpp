@@ -13,6 +13,10 @@ namespace {
 
 constexpr std::int64_t aligned_elements = 16;  // 64 bytes of f32: one cache line
 
+std::int64_t alignment_of(const FlatBuffer& flat) {
+  return std::max(aligned_elements, flat.state_block);
+}
+
 std::string_view role_name(ParamRole role) {
   switch (role) {
     case ParamRole::trained:
@@ -93,13 +97,18 @@ ShardLayout::ShardLayout(const ParamTable& table, std::span<const int> units, co
 
 // Finds or appends the buffer of a parameter.
 int ShardLayout::buffer_of(const Parameter& parameter) {
+  const std::int64_t block = parameter.role == ParamRole::trained ? parameter.state_block : 0;
   std::string name = fmt::format("{}.{}", role_name(parameter.role), to_text(parameter.dtype));
   if (parameter.absent_state >= 0) name += fmt::format(".without.{}", parameter.absent_state);
+  if (block > 0) name += fmt::format(".in-{}", block);
   const auto found =
       std::find_if(buffers_.begin(), buffers_.end(), [&](const FlatBuffer& buffer) { return buffer.name == name; });
   if (found != buffers_.end()) return narrow<int>(found - buffers_.begin());
-  buffers_.push_back(
-      {.name = name, .role = parameter.role, .dtype = parameter.dtype, .absent_state = parameter.absent_state});
+  buffers_.push_back({.name = std::move(name),
+                      .role = parameter.role,
+                      .dtype = parameter.dtype,
+                      .absent_state = parameter.absent_state,
+                      .state_block = block});
   return narrow<int>(buffers_.size()) - 1;
 }
 
@@ -136,7 +145,7 @@ void ShardLayout::place_unit(const ParamTable& table, int unit, int buffer, std:
 
 void ShardLayout::place_parameter(const Parameter& parameter, int index_in_table, int buffer, bool continues,
                                   std::int64_t& end) {
-  if (!continues) end = round_up(end, aligned_elements);
+  if (!continues) end = round_up(end, alignment_of(buffers_[static_cast<std::size_t>(buffer)]));
   Box box = ParamTable::box_of(parameter, mesh_.degree(Axis::tensor), position_.tensor);
   const std::int64_t count = box.num_elements();
   place_of_[static_cast<std::size_t>(index_in_table)] = narrow<std::int64_t>(spans_.size());
@@ -149,7 +158,7 @@ void ShardLayout::add_bucket(int unit, int buffer, bool tied, std::int64_t end) 
   FlatBuffer& flat = buffers_[static_cast<std::size_t>(buffer)];
   const std::int64_t first = flat.num_elements;
   if (end == first) return;
-  const std::int64_t piece = round_up(ceil_div(end - first, mesh_.degree(Axis::data)), aligned_elements);
+  const std::int64_t piece = round_up(ceil_div(end - first, mesh_.degree(Axis::data)), alignment_of(flat));
   const std::int64_t shard = checked_mul(piece, mesh_.copies());
   buckets_.push_back({.unit = unit,
                       .buffer = buffer,

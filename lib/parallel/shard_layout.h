@@ -1,8 +1,10 @@
 // Where each parameter of one rank lives in the flat buffers that ZeRO partitions.
 //
-// One flat buffer per (role, reduction group, dtype, optimizer states that there are): all parameters of it one after
-// the other, units in order, each parameter's local box flattened, parameters of a fused group without gaps, every unit
-// and every fused group aligned to 16 elements (64 bytes). Decay and padding are attributes of spans.
+// One flat buffer per (role, reduction group, dtype, optimizer states that there are, block of states in 8 bits): all
+// parameters of it one after the other, units in order, each parameter's local box flattened, parameters of a fused
+// group without gaps, every unit and every fused group aligned to 16 elements (64 bytes), or to a block. Shards are
+// too, so that a block of a parameter is one of the buffer, which no rank has a part of. Decay and padding are
+// attributes of spans.
 //
 // A buffer is divided into buckets, and each bucket on its own into equal, aligned shards, one per data rank, padded
 // where it does not divide: so a unit can be gathered, and its gradient reduced, by itself. A unit is one bucket; a
@@ -48,13 +50,15 @@ struct ParamSpan {
 };
 
 struct FlatBuffer {
-  std::string name;  // "trained.data.F32", with ".without.1" where they lack a state; roles without a gradient have no
-                     // reduction group: "frozen.BF16"
+  // "trained.data.F32", with ".without.1" where they lack a state, with ".in-256" of blocks; roles without a gradient
+  // have no reduction group: "frozen.BF16"
+  std::string name;
   ParamRole role = ParamRole::trained;
   DType dtype = DType::f32;
   int absent_state = -1;          // as its parameters'
   std::int64_t num_elements = 0;  // padded to shards * shard_elements
   std::int64_t shard_elements = 0;
+  std::int64_t state_block = 0;  // of its parameters (Parameter::state_block)
 };
 
 // A part of a buffer that is divided by itself: shard s is elements [first + s * shard_elements, first + (s + 1) *
@@ -65,7 +69,7 @@ struct Bucket {
   std::int64_t first = 0;           // in the flat buffer
   std::int64_t count = 0;           // Mesh::shards() * shard_elements: with padding
   std::int64_t shard_elements = 0;  // Mesh::copies() * piece_elements
-  std::int64_t piece_elements = 0;  // a multiple of 16
+  std::int64_t piece_elements = 0;  // a multiple of 16, and of a block
   std::int64_t shard_first = 0;     // where a rank's shard of the bucket lies in its shard of the buffer
   bool tied = false;                // holds one tensor, which is tied: the embedding, or another stage's copy of it
 };

@@ -322,7 +322,7 @@ std::size_t PhasePlan::device_connections(Rank rank) const {
 }
 
 std::size_t PhasePlan::checkpoint_staging(Rank rank) const {
-  return background_saves ? saved_bytes(table, layout(rank), optimizer_states.size(), masters()) : 0;
+  return background_saves ? saved_bytes(table, layout(rank), optimizer_states, masters()) : 0;
 }
 
 const PhasePlan& RunPlan::phase_at(std::int64_t step) const {
@@ -333,6 +333,17 @@ const PhasePlan& RunPlan::phase_at(std::int64_t step) const {
 }
 
 namespace {
+
+// A tensor rank holds whole blocks of a row, whatever their number: blocks are the same on every layout.
+void check_blocks(const ParamTable& table, std::int64_t tensor) {
+  const Parameter* const cut = table.cut_by(tensor);
+  if (cut == nullptr) return;
+  throw UserError(fmt::format(
+      "parallel.tensor: {} ranks would cut blocks of train.optimizer.state: int8: of {} the rows of {} are in "
+      "blocks of {}, and a rank's part of a row must consist of them: set parallel.tensor to a smaller "
+      "power of two, or train.optimizer.state to fp32",
+      tensor, cut->name, cut->shape[1], cut->state_block));
+}
 
 RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::int64_t> world) {
   const auto size = world ? std::optional(WorldSize{.ranks = *world}) : std::nullopt;
@@ -356,6 +367,10 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
   scale_learning_rates(phase.table, config.finetune);
   phase.compute = compute_type_of(config.compute_precision());
   phase.table.hold_frozen_in(phase.compute);  // layers read nothing else, and no update needs more
+  if (config.train.optimizer.state == OptimizerStateType::int8) {
+    phase.table.hold_states_in_blocks();
+    check_blocks(phase.table, config.parallel.tensor);
+  }
   phase.schedule_kind = config.parallel.schedule;
   phase.chunks = config.parallel.chunks;
   phase.recompute = config.train.recompute;

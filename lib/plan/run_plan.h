@@ -120,7 +120,8 @@ struct PhasePlan {
   ActivationPlan activations(Rank rank, const ScheduleDepth& depth) const;
   // Of steps with so many tokens to a sample.
   ActivationPlan activations(Rank rank, const ScheduleDepth& depth, std::int64_t context) const;
-  // Of the memory that activations of the shorter contexts' steps lie in, which is that of the others; 0: there are none.
+  // Of the memory that activations of the shorter contexts' steps lie in, which is that of the others; 0: there are
+  // none.
   std::size_t shorter_arena_bytes(Rank rank, const ScheduleDepth& depth) const;
   std::size_t shorter_arena_bytes(Rank rank) const;
   MemoryPlan memory(Rank rank, std::size_t backend_workspace) const;

@@ -9,6 +9,7 @@
 #include "base/numbers/checked.h"
 #include "base/text.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/save/save.h"
 
 namespace scaletrain {
 
@@ -73,19 +74,16 @@ void count_boxes(const Box& box, std::size_t dim, std::int64_t first, std::int64
 class SaveCounter {
  public:
   explicit SaveCounter(const PhasePlan& phase)
-      : phase_(phase),
-        pieces_(phase.table.parameters().size()),
-        number_bytes_(pieces_.size()),
-        states_(narrow<int>(phase.optimizer_states.size())) {}
+      : phase_(phase), pieces_(phase.table.parameters().size()), number_bytes_(pieces_.size()) {}
 
   // All data ranks of a stage that hold this tensor part.
   void add(const ShardLayout& layout) {
     masters_.assign(static_cast<std::size_t>(phase_.mesh.degree(Axis::data)), 0);
-    states_of_.assign(masters_.size(), 0);
+    of_states_.assign(masters_.size(), 0);
     for (const ParamSpan& span : layout.spans()) add_span(layout, span);
     for (std::size_t rank = 0; rank < masters_.size(); ++rank) {
       add_files(masters_[rank]);
-      add_files(states_of_[rank]);
+      add_files(of_states_[rank]);
     }
   }
 
@@ -96,7 +94,7 @@ class SaveCounter {
     std::uint64_t tensors = 0;
     std::uint64_t numbers = 0;
     for (std::size_t index = 0; index < pieces_.size(); ++index) {
-      const std::int64_t copies = 1 + states_of(phase_.table.parameters()[index]);
+      const std::int64_t copies = 1 + tensors_of_states(index);
       size.pieces = checked_add(size.pieces, checked_mul(pieces_[index], copies));
       numbers += number_bytes_[index] * static_cast<std::uint64_t>(copies);
       if (pieces_[index] > 0) tensors += static_cast<std::uint64_t>(copies);
@@ -118,10 +116,26 @@ class SaveCounter {
   }
 
  private:
-  std::int64_t states_of(const Parameter& parameter) const {
+  // A state in blocks is two: codes and scales.
+  std::int64_t tensors_of_states(std::size_t index) const {
+    const Parameter& parameter = phase_.table.parameters()[index];
     std::int64_t count = 0;
-    for (int state = 0; state < states_; ++state) count += parameter.has_state(state) ? 1 : 0;
+    for (std::size_t state = 0; state < phase_.optimizer_states.size(); ++state)
+      if (parameter.has_state(narrow<int>(state)))
+        count += is_in_blocks(parameter.state_block, phase_.optimizer_states[state]) ? 2 : 1;
     return count;
+  }
+  std::uint64_t bytes_of_states(const Parameter& parameter, std::int64_t count) const {
+    std::uint64_t bytes = 0;
+    for (std::size_t state = 0; state < phase_.optimizer_states.size(); ++state) {
+      const std::string& name = phase_.optimizer_states[state];
+      if (!parameter.has_state(narrow<int>(state))) continue;
+      const std::uint64_t element = size_of(saved_dtype(parameter, name, false, phase_.masters()));
+      bytes += static_cast<std::uint64_t>(count) * element;
+      if (is_in_blocks(parameter.state_block, name))
+        bytes += static_cast<std::uint64_t>(count / parameter.state_block) * size_of(phase_.masters());
+    }
+    return bytes;
   }
 
   void add_span(const ShardLayout& layout, const ParamSpan& span) {
@@ -141,7 +155,7 @@ class SaveCounter {
       count_boxes(span.box, 0, done, count, 0, boxes);
       const std::uint64_t bytes = static_cast<std::uint64_t>(count) * element;
       masters_[static_cast<std::size_t>(rank)] += bytes;
-      states_of_[static_cast<std::size_t>(rank)] += bytes * static_cast<std::uint64_t>(states_of(parameter));
+      of_states_[static_cast<std::size_t>(rank)] += bytes_of_states(parameter, count);
       done += count;
     }
     pieces_[static_cast<std::size_t>(span.parameter)] += boxes.boxes;
@@ -158,9 +172,8 @@ class SaveCounter {
   const PhasePlan& phase_;
   std::vector<std::int64_t> pieces_;         // of each parameter's masters
   std::vector<std::uint64_t> number_bytes_;  // of their boxes in a list
-  int states_;
-  std::vector<std::uint64_t> masters_;    // bytes of each data rank of the layout at hand
-  std::vector<std::uint64_t> states_of_;  // and of its optimizer states
+  std::vector<std::uint64_t> masters_;       // bytes of each data rank of the layout at hand
+  std::vector<std::uint64_t> of_states_;     // the same of optimizer states
   std::uint64_t bytes_ = 0;
   std::uint64_t blocks_ = 0;
   std::int64_t files_ = 0;

@@ -47,6 +47,10 @@ struct Held {
 
 }  // namespace
 
+bool is_in_blocks(std::int64_t state_block, std::string_view state_name) {
+  return state_block > 0 && state_name != average_state_name;
+}
+
 Weight UnitWeights::find(std::string_view local_name) const {
   for (const Entry& entry : entries_) {
     if (entry.name == local_name) return entry.weight;
@@ -66,6 +70,15 @@ struct ParamStore::Impl {
 
   void allocate_states();
   void collect_ranges();
+  void add_states(OptimizerRange& range, std::int64_t first, std::int64_t count) const;
+  View scales_of(std::size_t buffer, std::size_t state, std::int64_t first, std::int64_t count) const;
+  // The held range that has the parameter's; where a part of it begins in the memory of its kind.
+  const ParamRange& whole_of(StateKind kind, const ParamRange& range) const;
+  std::int64_t place_of(StateKind kind, const ParamRange& range) const;
+  DType dtype_of(StateKind kind, int buffer, std::size_t state) const {
+    const auto index = static_cast<std::size_t>(buffer);
+    return kind == StateKind::optimizer ? memory.state_dtype(index, state) : memory.dtypes[index];
+  }
   const Held& held(StateKind kind) const;
   // The memory of a kind over a buffer, and whether it is the shard's.
   const Buffer& memory_of(StateKind kind, int buffer, std::size_t state) const;
@@ -81,6 +94,7 @@ struct ParamStore::Impl {
   std::optional<StoreWeights> weights;
   std::optional<StoreGradients> gradients;
   std::vector<std::vector<Buffer>> states;  // [state][buffer]
+  std::vector<std::vector<Buffer>> scales;  // the same of those in blocks
   std::vector<OptimizerRange> ranges;
   std::function<void(const OptimizerRange&)> follow;  // empty: nobody follows updates
   Held masters;
@@ -117,17 +131,47 @@ ParamStore::Impl::Impl(Backend& used_backend, const ParamTable& table_in, const 
 }
 
 void ParamStore::Impl::allocate_states() {
+  const auto allocate = [&](std::size_t bytes) {
+    Buffer buffer = memory.offload ? backend.allocate_pinned(bytes) : backend.allocate(bytes);
+    count_work(options.work);
+    return buffer;
+  };
   for (std::size_t state = 0; state < memory.num_states; ++state) {
     std::vector<Buffer>& buffers = states.emplace_back(layout.buffers().size());
+    std::vector<Buffer>& of_blocks = scales.emplace_back(layout.buffers().size());
     for (std::size_t index = 0; index < buffers.size(); ++index) {
       const FlatBuffer& flat = layout.buffers()[index];
       if (!memory.has_state(narrow<int>(index), state)) continue;
       const std::int64_t elements = memory.zero.shard_optimizer ? flat.shard_elements : flat.num_elements;
-      const std::size_t bytes = static_cast<std::size_t>(elements) * size_of(memory.dtypes[index]);
-      buffers[index] = memory.offload ? backend.allocate_pinned(bytes) : backend.allocate(bytes);
-      count_work(options.work);
+      const StateBytes bytes = memory.state_bytes(index, state, elements);
+      buffers[index] = allocate(bytes.values);
+      if (bytes.scales > 0) of_blocks[index] = allocate(bytes.scales);
     }
   }
+}
+
+// `count` elements from `first` on of all that a rank holds of a buffer's state, whose range this is.
+void ParamStore::Impl::add_states(OptimizerRange& range, std::int64_t first, std::int64_t count) const {
+  const auto buffer = static_cast<std::size_t>(range.buffer);
+  range.state_block = layout.buffers()[buffer].state_block;
+  for (std::size_t state = 0; state < states.size(); ++state) {
+    if (!memory.has_state(range.buffer, state)) {
+      range.states.emplace_back();
+      range.scales.emplace_back();
+      continue;
+    }
+    const DType dtype = memory.state_dtype(buffer, state);
+    range.states.push_back(
+        states[state][buffer].view(static_cast<std::size_t>(first) * size_of(dtype), dtype, {count}));
+    range.scales.push_back(memory.is_in_blocks(buffer, state) ? scales_of(buffer, state, first, count) : View());
+  }
+}
+
+View ParamStore::Impl::scales_of(std::size_t buffer, std::size_t state, std::int64_t first, std::int64_t count) const {
+  SCALETRAIN_CHECK(memory.is_in_blocks(buffer, state));
+  const std::int64_t block = layout.buffers()[buffer].state_block;
+  return scales[state][buffer].view(static_cast<std::size_t>(div_exact(first, block)) * size_of(memory.dtypes[buffer]),
+                                    memory.dtypes[buffer], {div_exact(count, block)});
 }
 
 // Unsharded: one range per buffer. Sharded: this rank's shard of each bucket.
@@ -144,10 +188,7 @@ void ParamStore::Impl::collect_ranges() {
       if (memory.has_own_masters(index))
         range.compute = weights->compute(index).view(0, memory.compute[static_cast<std::size_t>(index)], shape);
       range.gradient = gradients->gradients(index).view(0, dtype, shape);
-      for (std::size_t state = 0; state < states.size(); ++state)
-        range.states.push_back(memory.has_state(index, state)
-                                   ? states[state][static_cast<std::size_t>(index)].view(0, dtype, shape)
-                                   : View());
+      add_states(range, 0, flat.num_elements);
       ranges.push_back(std::move(range));
     }
     return;
@@ -162,12 +203,7 @@ void ParamStore::Impl::collect_ranges() {
     range.param = weights->master_shard(index);
     if (memory.has_own_masters(bucket.buffer)) range.compute = weights->compute_shard(index);
     range.gradient = gradients->shard(index);
-    for (std::size_t state = 0; state < states.size(); ++state)
-      range.states.push_back(memory.has_state(bucket.buffer, state)
-                                 ? states[state][static_cast<std::size_t>(bucket.buffer)].view(
-                                       static_cast<std::size_t>(bucket.shard_first) * size_of(place.dtype), place.dtype,
-                                       {bucket.shard_elements})
-                                 : View());
+    add_states(range, bucket.shard_first, bucket.shard_elements);
     ranges.push_back(std::move(range));
   }
 }
@@ -210,7 +246,7 @@ View ParamStore::Impl::unsharded(StateKind kind, std::string_view name, std::siz
   if (!is_unsharded) return {};
   const Buffer& bytes = memory_of(kind, span->buffer, state);
   if (bytes.data() == nullptr) return {};
-  const DType dtype = memory.dtypes[static_cast<std::size_t>(span->buffer)];
+  const DType dtype = dtype_of(kind, span->buffer, state);
   return bytes.view(static_cast<std::size_t>(span->offset) * size_of(dtype), dtype, shape_of(span->box));
 }
 
@@ -253,12 +289,12 @@ void ParamStore::zero_gradients(Stream& stream, std::int64_t updates) {
   impl_->gradients->zero(stream, updates);
 }
 
-void ParamStore::set_gradients_aside(Stream& stream) {
-  impl_->gradients->set_aside(stream);
+void ParamStore::keep_gradients(Stream& stream) {
+  impl_->gradients->keep(stream);
 }
 
-void ParamStore::add_gradients_set_aside(Stream& stream) {
-  impl_->gradients->add_set_aside(stream);
+void ParamStore::add_kept_gradients(Stream& stream) {
+  impl_->gradients->add_kept(stream);
 }
 
 std::int64_t ParamStore::updates() const {
@@ -302,19 +338,31 @@ View ParamStore::values(StateKind kind, const ParamRange& range, std::size_t sta
   return found.buffer.rows(found.first, range.count);
 }
 
-HeldValues ParamStore::find(StateKind kind, const ParamRange& range, std::size_t state) const {
-  const Held& held = impl_->held(kind);
-  SCALETRAIN_CHECK(range.parameter >= 0 && static_cast<std::size_t>(range.parameter) < held.of_parameter.size());
-  const int index = held.of_parameter[static_cast<std::size_t>(range.parameter)];
+const ParamRange& ParamStore::Impl::whole_of(StateKind kind, const ParamRange& range) const {
+  const Held& all = held(kind);
+  SCALETRAIN_CHECK(range.parameter >= 0 && static_cast<std::size_t>(range.parameter) < all.of_parameter.size());
+  const int index = all.of_parameter[static_cast<std::size_t>(range.parameter)];
   SCALETRAIN_CHECK_LE(0, index);
-  const ParamRange& all = held.ranges[static_cast<std::size_t>(index)];
-  SCALETRAIN_CHECK_LE(all.first, range.first);
-  SCALETRAIN_CHECK_LE(range.first + range.count, all.first + all.count);
-  const Buffer& bytes = impl_->memory_of(kind, all.buffer, state);
-  const std::int64_t first =
-      (impl_->is_shard(kind, all.buffer) ? all.shard_offset : all.flat_offset) + (range.first - all.first);
-  const DType dtype = impl_->memory.dtypes[static_cast<std::size_t>(all.buffer)];
-  return {bytes.view(0, dtype, {narrow<std::int64_t>(bytes.size() / size_of(dtype))}), first};
+  return all.ranges[static_cast<std::size_t>(index)];
+}
+
+std::int64_t ParamStore::Impl::place_of(StateKind kind, const ParamRange& range) const {
+  const ParamRange& whole = whole_of(kind, range);
+  SCALETRAIN_CHECK_LE(whole.first, range.first);
+  SCALETRAIN_CHECK_LE(range.first + range.count, whole.first + whole.count);
+  return (is_shard(kind, whole.buffer) ? whole.shard_offset : whole.flat_offset) + (range.first - whole.first);
+}
+
+HeldValues ParamStore::find(StateKind kind, const ParamRange& range, std::size_t state) const {
+  const int buffer = impl_->whole_of(kind, range).buffer;
+  const Buffer& bytes = impl_->memory_of(kind, buffer, state);
+  const DType dtype = impl_->dtype_of(kind, buffer, state);
+  return {bytes.view(0, dtype, {narrow<std::int64_t>(bytes.size() / size_of(dtype))}), impl_->place_of(kind, range)};
+}
+
+View ParamStore::scales(const ParamRange& range, std::size_t state) const {
+  const auto buffer = static_cast<std::size_t>(impl_->whole_of(StateKind::optimizer, range).buffer);
+  return impl_->scales_of(buffer, state, impl_->place_of(StateKind::optimizer, range), range.count);
 }
 
 View ParamStore::master(std::string_view name) const {
@@ -345,9 +393,9 @@ Backend& ParamStore::backend() const {
 
 std::uint64_t ParamStore::bytes() const {
   std::uint64_t total = impl_->weights->bytes() + impl_->gradients->bytes();
-  for (const auto& state : impl_->states) {
-    for (const Buffer& buffer : state) total += buffer.size();
-  }
+  for (const auto* of_states : {&impl_->states, &impl_->scales})
+    for (const auto& state : *of_states)
+      for (const Buffer& buffer : state) total += buffer.size();
   if (impl_->staging) total += impl_->staging->bytes();
   return total;
 }

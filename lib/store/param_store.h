@@ -98,8 +98,19 @@ struct OptimizerRange {
   View compute;            // the compute weights of the same elements, which the update writes too; empty: they are
                            // the masters
   View gradient;
-  std::vector<View> states;  // in the order of the names given to the constructor; empty where they have none
+  // In the order of the names given to the constructor; empty where they have none; u8 codes of those in blocks.
+  std::vector<View> states;
+  // Where states are in 8 bits (is_in_blocks): the elements that share a scale, and the scales of each state, none of
+  // one that is not in blocks.
+  std::int64_t state_block = 0;
+  std::vector<View> scales;  // [elements / state_block]
 };
+
+// Whether an optimizer's state of a parameter is in 8 bits, in blocks of Parameter::state_block (backend/
+// moment_codes.h): all that it declares, and not the average of the weights that follows them.
+bool is_in_blocks(std::int64_t state_block, std::string_view state_name);
+// What that average is called among the states.
+inline constexpr std::string_view average_state_name = "ema";
 
 enum class StateKind { master, gradient, optimizer };
 
@@ -127,7 +138,7 @@ class ParamStore {
     std::optional<DType> reduce{};
     ZeroPolicy zero{};
     // There is memory for the gradients that the optimizer of this rank reads, a second time: for those of half a batch
-    // (set_gradients_aside).
+    // (keep_gradients).
     bool second_gradients = false;
     bool sequence = false;  // activations between tensor-parallel parts are sequence shards
     // Masters and states of what is trained lie in pinned memory of the host.
@@ -172,8 +183,8 @@ class ParamStore {
   // With second_gradients, for a step whose gradients are reduced in two parts. When those of the first part are
   // complete, as for update_ranges: keeps what the optimizer of this rank reads of them; zero_gradients follows. When
   // those of the second are: adds the first to them, and the optimizer reads the sum.
-  void set_gradients_aside(Stream& stream);
-  void add_gradients_set_aside(Stream& stream);
+  void keep_gradients(Stream& stream);
+  void add_kept_gradients(Stream& stream);
   // Shows `update` everything the optimizer of this rank updates, range by range, for it to issue their updates to the
   // stream; with offload in pieces that are in the device's memory for that long. Gradients are complete after
   // reduce_tied and finish_gradients of all. What the stream is given afterwards finds masters and states updated.
@@ -195,10 +206,12 @@ class ParamStore {
   // The ranges of parameters whose values this rank holds, of this kind: unsharded parameters, or its shard's parts.
   std::span<const ParamRange> held(StateKind kind) const;
   // The values of a held range, or of any part of one. `state`, which the parameter must have, counts for
-  // StateKind::optimizer. With offload masters
-  // and states are in pinned memory of the host, which reads them when the stream has run what it was given.
+  // StateKind::optimizer. With offload masters and states are in pinned memory of the host, which reads them when the
+  // stream has run what it was given. Of a state in blocks its codes.
   View values(StateKind kind, const ParamRange& range, std::size_t state = 0) const;
-  // The same in its buffer, for what works on many ranges at once.
+  // The scales of a state in blocks, of whole ones.
+  View scales(const ParamRange& range, std::size_t state) const;
+  // The same as values() in its buffer, for what works on many ranges at once.
   HeldValues find(StateKind kind, const ParamRange& range, std::size_t state = 0) const;
   // A held parameter's local box; empty where the parameter is not held unsharded. For tests and single ranks.
   View master(std::string_view name) const;

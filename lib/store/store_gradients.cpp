@@ -26,9 +26,9 @@ StoreGradients::StoreGradients(Backend& backend, const ShardLayout& layout, cons
     const std::int64_t elements = sharded ? flat.shard_elements : flat.num_elements;
     gradients_[buffer] = backend.allocate(static_cast<std::size_t>(elements) * size_of(memory.dtypes[buffer]));
     if (!memory.second_gradients) continue;
-    set_aside_.resize(layout.buffers().size());
+    kept_.resize(layout.buffers().size());
     const std::int64_t read = memory.zero.shard_optimizer ? flat.shard_elements : flat.num_elements;
-    set_aside_[buffer] = backend.allocate(static_cast<std::size_t>(read) * size_of(memory.dtypes[buffer]));
+    kept_[buffer] = backend.allocate(static_cast<std::size_t>(read) * size_of(memory.dtypes[buffer]));
   }
   if (memory.shared_gradients > 0) shared_ = backend.allocate(memory.shared_gradients);
   if (memory.sum_staging > 0) sums_ = backend.allocate(memory.sum_staging);
@@ -314,37 +314,36 @@ void StoreGradients::zero(Stream& stream, std::int64_t updates) {
   }
 }
 
-// visit(gradient, its place among those set aside): whole buffers, or this rank's shard of each bucket.
+// visit(gradient, its place among those kept): whole buffers, or this rank's shard of each bucket.
 template <class Visit>
-void StoreGradients::for_each_set_aside(Visit visit) const {
+void StoreGradients::for_each_kept(Visit visit) const {
   SCALETRAIN_CHECK(memory_.second_gradients && under_way_.empty());
   if (memory_.zero.shard_optimizer) {
     for (int index = 0; index < narrow<int>(buckets_.size()); ++index) {
       const BucketPlace& at = place(index);
       if (!at.trained || at.bucket.shard_elements == 0) continue;
       const std::size_t first = static_cast<std::size_t>(at.bucket.shard_first) * size_of(at.dtype);
-      visit(shard(index), set_aside_[static_cast<std::size_t>(at.bucket.buffer)].view(first, at.dtype,
-                                                                                      {at.bucket.shard_elements}));
+      visit(shard(index),
+            kept_[static_cast<std::size_t>(at.bucket.buffer)].view(first, at.dtype, {at.bucket.shard_elements}));
     }
     return;
   }
-  for (std::size_t buffer = 0; buffer < set_aside_.size(); ++buffer) {
+  for (std::size_t buffer = 0; buffer < kept_.size(); ++buffer) {
     const DType dtype = memory_.dtypes[buffer];
-    const auto count = narrow<std::int64_t>(set_aside_[buffer].size() / size_of(dtype));
-    if (count > 0) visit(gradients_[buffer].view(0, dtype, {count}), set_aside_[buffer].view(0, dtype, {count}));
+    const auto count = narrow<std::int64_t>(kept_[buffer].size() / size_of(dtype));
+    if (count > 0) visit(gradients_[buffer].view(0, dtype, {count}), kept_[buffer].view(0, dtype, {count}));
   }
 }
 
-void StoreGradients::set_aside(Stream& stream) {
+void StoreGradients::keep(Stream& stream) {
   settle(stream);
-  for_each_set_aside([&](const View& gradient, const View& kept) {
-    backend_.run(stream, Copy{.input = gradient, .output = kept});
-  });
+  for_each_kept(
+      [&](const View& gradient, const View& kept) { backend_.run(stream, Copy{.input = gradient, .output = kept}); });
 }
 
-void StoreGradients::add_set_aside(Stream& stream) {
+void StoreGradients::add_kept(Stream& stream) {
   settle(stream);
-  for_each_set_aside([&](const View& gradient, const View& kept) {
+  for_each_kept([&](const View& gradient, const View& kept) {
     backend_.run(stream, Add{.a = kept, .b = gradient, .output = gradient});
   });
 }
@@ -356,7 +355,7 @@ void StoreGradients::settle(Stream& stream) {
 std::uint64_t StoreGradients::bytes() const {
   std::uint64_t total = shared_.size() + sums_.size();
   for (const Buffer& buffer : gradients_) total += buffer.size();
-  for (const Buffer& buffer : set_aside_) total += buffer.size();
+  for (const Buffer& buffer : kept_) total += buffer.size();
   for (const Staging& staging : staging_) total += staging.memory.size();
   for (const Buffer& copy : travelling_) total += copy.size();
   return total;

@@ -49,8 +49,8 @@ class StoreGradients {
   void zero(Stream& stream, std::int64_t updates);
   std::int64_t updates() const { return updates_; }
   // As the store's.
-  void set_aside(Stream& stream);
-  void add_set_aside(Stream& stream);
+  void keep(Stream& stream);
+  void add_kept(Stream& stream);
   // Orders the stream behind every reduction that is under way.
   void settle(Stream& stream);
 
@@ -99,7 +99,7 @@ class StoreGradients {
   void sum_result(Stream& stream, GroupKind over, int bucket);
   void complete_first(Stream& stream);
   template <class Visit>
-  void for_each_set_aside(Visit visit) const;
+  void for_each_kept(Visit visit) const;
 
   Backend& backend_;
   const StoreMemory& memory_;
@@ -107,7 +107,7 @@ class StoreGradients {
   const RankGroups* groups_;
   Communicator* data_ = nullptr;
   std::vector<Buffer> gradients_;
-  std::vector<Buffer> set_aside_;  // by flat buffer: what the optimizer reads of it; none without second gradients
+  std::vector<Buffer> kept_;  // by flat buffer: what the optimizer reads of it; none without second gradients
   Buffer shared_;
   Buffer sums_;
   std::vector<Staging> staging_;

@@ -158,6 +158,13 @@ void place_state_staging(StoreMemory& memory, const ShardLayout& layout, std::in
 
 }  // namespace
 
+StateBytes StoreMemory::state_bytes(std::size_t buffer, std::size_t state, std::int64_t elements) const {
+  StateBytes bytes{.values = static_cast<std::size_t>(elements) * size_of(state_dtype(buffer, state))};
+  if (is_in_blocks(buffer, state))
+    bytes.scales = static_cast<std::size_t>(div_exact(elements, state_blocks[buffer])) * size_of(dtypes[buffer]);
+  return bytes;
+}
+
 bool SumPlace::coalesced() const {
   return count <= largest_coalesced;
 }
@@ -181,12 +188,14 @@ StoreMemory plan_store_memory(const ParamTable& table, const ShardLayout& layout
   memory.gradients = options.gradients;
   memory.second_gradients = options.gradients && options.second_gradients;
   memory.num_states = options.gradients ? options.state_names.size() : 0;
+  memory.state_names = options.state_names;
   for (const FlatBuffer& flat : layout.buffers()) {
     memory.dtypes.push_back(flat.dtype == DType::f32 ? options.dtype : flat.dtype);
     memory.compute.push_back(flat.dtype == DType::f32 ? options.compute.value_or(options.dtype) : flat.dtype);
     memory.trained.push_back(flat.role == ParamRole::trained ? 1 : 0);
     memory.absent.push_back(flat.absent_state);
     SCALETRAIN_CHECK(!options.offload || flat.absent_state < 0);  // what passes through the device has all
+    memory.state_blocks.push_back(flat.state_block);
   }
   for (int index = 0; index < narrow<int>(layout.buckets().size()); ++index) {
     const Bucket& bucket = layout.buckets()[static_cast<std::size_t>(index)];
@@ -203,6 +212,8 @@ StoreMemory plan_store_memory(const ParamTable& table, const ShardLayout& layout
   place_staging(memory, layout);
   place_reduce_staging(memory);
   memory.offload = options.offload;
+  const auto& blocks = memory.state_blocks;
+  SCALETRAIN_CHECK(!memory.offload || std::all_of(blocks.begin(), blocks.end(), [](auto block) { return block == 0; }));
   if (memory.offload) place_state_staging(memory, layout, options.longest_staged);
   for (const GroupKind kind : {GroupKind::tensor, GroupKind::replication}) {
     std::size_t together = 0;
@@ -313,9 +324,11 @@ StoreBytes store_bytes(const ParamTable& table, const ShardLayout& layout, const
     if (!memory.gradients || layout.buffers()[buffer].role != ParamRole::trained) continue;
     bytes.gradients += bytes_of(buffer, memory.zero.shard_gradients, dtype);
     if (memory.second_gradients) bytes.second_gradients += bytes_of(buffer, memory.zero.shard_optimizer, dtype);
+    const FlatBuffer& flat = layout.buffers()[buffer];
+    const std::int64_t elements = memory.zero.shard_optimizer ? flat.shard_elements : flat.num_elements;
     for (std::size_t state = 0; state < memory.num_states; ++state)
       if (memory.has_state(narrow<int>(buffer), state))
-        bytes.states += bytes_of(buffer, memory.zero.shard_optimizer, dtype);
+        bytes.states += memory.state_bytes(buffer, state, elements).total();
   }
   std::vector<UnitPlace> units;
   for (const int unit : layout.units()) units.push_back(place_unit(table, layout, memory, options, unit));

@@ -56,6 +56,13 @@ struct UnitPlace {
   std::vector<SumPlace> replication_sums;  // over groups->replication
 };
 
+// Of a state over a part of a buffer.
+struct StateBytes {
+  std::size_t values = 0;  // or codes
+  std::size_t scales = 0;
+  std::size_t total() const { return values + scales; }
+};
+
 struct StoreMemory {
   ZeroPolicy zero;  // what is divided in fact: nothing where there is one data rank
   std::int64_t data_degree = 1;
@@ -65,12 +72,14 @@ struct StoreMemory {
   // Several ranks hold each shard: what has been summed within a copy is summed over them.
   bool sums_over_copies = false;
   bool gradients = false;
-  bool second_gradients = false;  // those that the optimizer reads
-  std::size_t num_states = 0;     // optimizer state per element, at most
-  std::vector<DType> dtypes;   // by buffer: of masters, gradients and states
-  std::vector<DType> compute;  // by buffer: of what layers read
-  std::vector<char> trained;   // by buffer: has gradients and states
-  std::vector<int> absent;     // by buffer: a state that it has not; -1: it has all
+  bool second_gradients = false;           // those that the optimizer reads
+  std::size_t num_states = 0;              // optimizer state per element, at most
+  std::vector<DType> dtypes;               // by buffer: of masters, gradients and states
+  std::vector<DType> compute;              // by buffer: of what layers read
+  std::vector<char> trained;               // by buffer: has gradients and states
+  std::vector<int> absent;                 // by buffer: a state that it has not; -1: it has all
+  std::vector<std::int64_t> state_blocks;  // by buffer: of states in 8 bits; 0: none are
+  std::vector<std::string> state_names;    // by state
   std::vector<BucketPlace> buckets;
   int num_staging = 0;               // staging buffers of units, for weights and for gradients
   std::size_t weight_staging = 0;    // bytes of each
@@ -101,6 +110,13 @@ struct StoreMemory {
   bool shards_masters(int buffer) const {
     return has_own_masters(buffer) ? zero.shard_optimizer : zero.shard_parameters;
   }
+  bool is_in_blocks(std::size_t buffer, std::size_t state) const {
+    return scaletrain::is_in_blocks(state_blocks[buffer], state_names[state]);
+  }
+  DType state_dtype(std::size_t buffer, std::size_t state) const {
+    return is_in_blocks(buffer, state) ? DType::u8 : dtypes[buffer];
+  }
+  StateBytes state_bytes(std::size_t buffer, std::size_t state, std::int64_t elements) const;
 };
 
 // Where the packed form of a matrix lies in memory of its own. Units that share a tied tensor share its form.

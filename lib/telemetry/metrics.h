@@ -89,11 +89,11 @@ struct StartRecord {
 // What a step has measured of the gradient's noise (log.gradient_noise). Flat members of a step's line, each with
 // `noise_` before its name.
 struct NoiseRecord {
-  double square = 0;                // estimate of the gradient's squared norm without noise, of this step
-  double variance = 0;              // of the variance of a sample's gradient, of this step
-  std::optional<double> scale{};    // the noise scale by the averages so far, in samples; nothing: not known yet
-  std::int64_t batch_small = 0;     // samples of the smaller half, and
-  std::int64_t batch_big = 0;       // of the batch that were compared
+  double square = 0;              // estimate of the gradient's squared norm without noise, of this step
+  double variance = 0;            // of the variance of a sample's gradient, of this step
+  std::optional<double> scale{};  // the noise scale by the averages so far, in samples; nothing: not known yet
+  std::int64_t batch_small = 0;   // samples of the smaller half, and
+  std::int64_t batch_big = 0;     // of the batch that were compared
   bool operator==(const NoiseRecord&) const = default;
 };
 

@@ -13,8 +13,9 @@
 namespace scaletrain {
 
 // Each kind in the order of the file. A restart at step s removes the earlier steps, evaluations, tasks, checkpoints,
-// skips, spikes, phases, early stops and ends with a step beyond s; starts, restarts and the spikes that training went back
-// from are the run's history and always stay. Of evaluations of one set, or on one task, at one step the last counts.
+// skips, spikes, phases, early stops and ends with a step beyond s; starts, restarts and the spikes that training went
+// back from are the run's history and always stay. Of evaluations of one set, or on one task, at one step the last
+// counts.
 struct Metrics {
   std::vector<StartRecord> starts;
   std::vector<StepRecord> steps;

@@ -64,9 +64,7 @@ std::vector<Column> columns_of_steps() {
                         : Cell(static_cast<std::int64_t>(*row.step->gpu_memory_in_use));
            }},
           {"batch",
-           [](const Row& row) {
-             return row.step == nullptr || !row.step->batch ? Cell() : Cell(*row.step->batch);
-           }},
+           [](const Row& row) { return row.step == nullptr || !row.step->batch ? Cell() : Cell(*row.step->batch); }},
           {"noise_square", of_noise(&NoiseRecord::square)},
           {"noise_variance", of_noise(&NoiseRecord::variance)},
           {"noise_scale",

@@ -67,8 +67,8 @@ std::int64_t last_step(const Config& config, const RunState& state) {
   SCALETRAIN_CHECK(train.tokens.has_value());
   const std::int64_t left = *train.tokens - state.history.tokens_consumed();
   if (left <= 0) return state.step;
-  return checked_add(state.step, steps_to_samples(train_from(config, state), state.step,
-                                                  ceil_div(left, config.model.context)));
+  return checked_add(state.step,
+                     steps_to_samples(train_from(config, state), state.step, ceil_div(left, config.model.context)));
 }
 
 std::int64_t warmup_steps(const Config& config, const RunState& state) {

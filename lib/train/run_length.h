@@ -25,8 +25,9 @@ namespace scaletrain {
 TrainConfig train_from(const Config& config, const RunState& state);
 
 // The step that the run ends with if it goes on from `state` with this config; at most state.step: it is complete. In
-// tokens the steps to come count as full: padding may add some; a batch that is auto, as it stays. In epochs the history must have its mix: UserError
-// where a checkpoint of an older program has none, and where they are more samples than can be counted.
+// tokens the steps to come count as full: padding may add some; a batch that is auto, as it stays. In epochs the
+// history must have its mix: UserError where a checkpoint of an older program has none, and where they are more samples
+// than can be counted.
 std::int64_t last_step(const Config& config, const RunState& state);
 
 // Whether last_step() is known: that of a run in epochs is once its data has been opened.

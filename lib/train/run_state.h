@@ -27,10 +27,10 @@ struct RunState {
   std::int64_t step = 0;     // optimizer steps taken, skipped ones included
   std::int64_t updates = 0;  // of the optimizer: steps without the skipped ones; what bias correction counts
   NonfiniteState nonfinite;
-  std::optional<LossScaleState> loss_scale;  // nothing where it is not dynamic
+  std::optional<LossScaleState> loss_scale;          // nothing where it is not dynamic
   std::optional<GradientNoiseState> gradient_noise;  // nothing where it is not measured
   std::optional<std::int64_t> batch;  // samples of the next step; nothing where train.global_batch is not auto
-  SpikeState spike;                          // empty where the policy is not asked for
+  SpikeState spike;                   // empty where the policy is not asked for
   std::int64_t generation = 0;
   // Steps of it that the learning rate goes by: warmup_steps() of run_length.h. Nothing: not settled yet, or a
   // checkpoint of an older program.

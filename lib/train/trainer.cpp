@@ -111,7 +111,7 @@ struct Trainer::Impl {
   MonotonicTime begin = monotonic_now();
   bool has_told_fixed_scale = false;
   std::optional<std::int64_t> phase{};  // that was entered; nothing: none, or training has gone back since
-  bool owes_save = false;  // one was due while no updates were made; the same on every rank
+  bool owes_save = false;               // one was due while no updates were made; the same on every rank
 };
 
 Trainer::Trainer(const TrainerParts& parts, RunState state) : impl_(std::make_unique<Impl>(parts, std::move(state))) {}
@@ -297,10 +297,10 @@ void Trainer::Impl::finish_step(const StepRunner::Result& result, double seconds
         after_measurement(state.gradient_noise.value(), *result.noise, config.log.gradient_noise->decay);
     const auto batch = narrow<std::int64_t>(source.batch().size());
     line.noise = NoiseRecord{.square = result.noise->square,
-                  .variance = result.noise->variance,
-                  .scale = noise_scale(*state.gradient_noise),
-                  .batch_small = halves_of(batch)[0],
-                  .batch_big = batch};
+                             .variance = result.noise->variance,
+                             .scale = noise_scale(*state.gradient_noise),
+                             .batch_small = halves_of(batch)[0],
+                             .batch_big = batch};
   }
   record(line);
   if (is_first()) {
@@ -326,15 +326,15 @@ void Trainer::Impl::adapt_batch() {
   const std::optional<double> scale = noise_scale(state.gradient_noise.value());
   const std::int64_t batch = adapted_batch(*config.train.batch_auto, state.step, state.batch.value(), scale);
   if (batch == state.batch) return;
-  parts.log.info(fmt::format("step {}: the gradient noise scale is {:.4g} samples, the batch {} from {} to {} "
-                             "(train.global_batch: auto)",
-                             state.step, *scale, batch > *state.batch ? "grows" : "falls", *state.batch, batch));
+  parts.log.info(
+      fmt::format("step {}: the gradient noise scale is {:.4g} samples, the batch {} from {} to {} "
+                  "(train.global_batch: auto)",
+                  state.step, *scale, batch > *state.batch ? "grows" : "falls", *state.batch, batch));
   state.batch = batch;
 }
 
 double Trainer::Impl::flops_per_token() const {
-  if (parts.data.context() == plan.model.context)
-    return model_flops_per_token(plan.model, plan.table, state.updates);
+  if (parts.data.context() == plan.model.context) return model_flops_per_token(plan.model, plan.table, state.updates);
   ModelSpec model = plan.model;
   model.context = parts.data.context();
   return model_flops_per_token(model, plan.table, state.updates);

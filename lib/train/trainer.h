@@ -62,7 +62,7 @@ struct TrainerParts {
   Rank rank;
   KeyValueStore* rendezvous = nullptr;             // null: a single rank
   KeyValueStore* background_rendezvous = nullptr;  // see WorkerPlace
-  TrainingData& data;  // enters the phases of the run
+  TrainingData& data;                              // enters the phases of the run
   const std::vector<std::unique_ptr<ValidationSet>>& validation;
   const std::vector<std::unique_ptr<ChoiceTask>>& tasks;
   RunPaths paths;

@@ -55,7 +55,8 @@ inline constexpr std::array<std::string_view, std::variant_size_v<Operation>> op
     "ademamix",
     "adam direction",
     "average",
-    "swap"};
+    "swap",
+    "adamw in 8 bits"};
 static_assert(!operation_names.back().empty(), "a new operation has a name, in its place above");
 
 // What the calls of an operation took together; products apart by their shapes.
@@ -109,6 +110,7 @@ class TimedBackend final : public ForwardingBackend {
   Purpose purpose_of(const SoftCapBackward&) const { return Purpose::head; }
   Purpose purpose_of(const SumsOfSquares&) const { return Purpose::update; }
   Purpose purpose_of(const AdamWStep&) const { return Purpose::update; }
+  Purpose purpose_of(const BlockAdamWStep&) const { return Purpose::update; }
   Purpose purpose_of(const SgdStep&) const { return Purpose::update; }
   Purpose purpose_of(const LionStep&) const { return Purpose::update; }
   Purpose purpose_of(const AdemamixStep&) const { return Purpose::update; }

@@ -43,7 +43,7 @@ struct ReferenceRun {
   OptimizerConfig optimizer;
   LrScheduleConfig schedule;
   std::optional<double> clip_norm;
-  double float32 = 0;    // how far PyTorch in float32 is from the losses, relative
+  double float32 = 0;  // how far PyTorch in float32 is from the losses, relative
   std::vector<double> losses;
 };
 
@@ -104,10 +104,16 @@ double largest_difference(const std::vector<double>& losses, const std::vector<d
 
 // In float64 nothing but rounding may differ: weights off by 1e-15 move a loss by at most 1.4e-13 (`rounding`), and our
 // sums have other orders than PyTorch's in each of a hundred steps. In float32 PyTorch itself is off by `float32`; four
-// times that, or the bound of twenty steps.
+// times that, or the bound of twenty steps. Of both runs of an optimizer the larger: whether a sign of Lion's direction
+// turns by a rounding is chance.
 TEST_CASE("golden_losses_of_two_reference_runs_of_every_optimizer_follow_their_curves") {
   const auto file = nlohmann::json::parse(read_text_file(golden_folder("curves.json"), 1u << 20));
   std::map<std::string, int> runs_of;
+  std::map<std::string, double> float32_of;
+  for (const nlohmann::json& of : file.at("runs")) {
+    double& most = float32_of[of.at("optimizer").get<std::string>()];
+    most = std::max(most, ReferenceRun(of).float32);
+  }
   for (const nlohmann::json& of : file.at("runs")) {
     const ReferenceRun run(of);
     const auto text = file.at("texts").at(run.model).get<std::vector<std::int32_t>>();
@@ -119,10 +125,9 @@ TEST_CASE("golden_losses_of_two_reference_runs_of_every_optimizer_follow_their_c
     CHECK(run.losses.back() < run.losses.front() - 0.4);  // it trains
     const double in_double = largest_difference(train_along(run, text, make_reference_backend(DType::f64)), run.losses);
     CHECK(in_double <= in_f64.training);
-    const double in_single = largest_difference(
-        train_along(run, text, make_cpu_backend({.threads = 2, .compute = DType::f32})), run.losses);
-    CHECK(in_single <= std::max(in_f32.training, 4 * run.float32));
-    if (std::getenv("SCALETRAIN_PRINT") != nullptr) MESSAGE(in_double << " " << in_single);
+    const double in_single =
+        largest_difference(train_along(run, text, make_cpu_backend({.threads = 2, .compute = DType::f32})), run.losses);
+    CHECK(in_single <= std::max(in_f32.training, 4 * float32_of[name]));
   }
   CHECK(runs_of.size() == 6);
   for (const auto& of_optimizer : runs_of) CHECK(of_optimizer.second == 2);

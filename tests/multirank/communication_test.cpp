@@ -132,7 +132,8 @@ TEST_CASE("calls of steps in halves are as planned and in the planned order, bet
   };
   for (std::int64_t zero = 0; zero <= 3; ++zero) {
     check_calls("halves, data 3, zero " + std::to_string(zero), measured(laid_out(3, 1, 1, zero)));
-    check_calls("halves, data 2, tensor 2, pipeline 2, zero " + std::to_string(zero), measured(laid_out(2, 2, 2, zero)));
+    check_calls("halves, data 2, tensor 2, pipeline 2, zero " + std::to_string(zero),
+                measured(laid_out(2, 2, 2, zero)));
     check_calls("halves, bf16, data 2, zero " + std::to_string(zero), measured(laid_out(2, 1, 1, zero)),
                 TestBackend::cpu_bf16);
   }

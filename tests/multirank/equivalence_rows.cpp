@@ -290,12 +290,12 @@ Switch dropout_switch() {
                       }}}};
 }
 
-// Measured in every second step: what is traced is the first.
+// Measured in the third step: those that are traced come before it.
 Switch noise_switch() {
   return {.name = "gradient noise",
           .values = {{.name = "not measured", .is_possible = nullptr, .apply = [](const Row&, LayoutRun&) {}},
                      {.name = "measured", .is_possible = nullptr, .apply = [](const Row&, LayoutRun& run) {
-                        run.config.log.gradient_noise = GradientNoiseConfig{.every = 2};
+                        run.config.log.gradient_noise = GradientNoiseConfig{.every = 3};
                       }}}};
 }
 
@@ -323,21 +323,6 @@ Switch reduce_switch() {
   return {.name = "sums over replicas",
           .values = {{.name = "fp32", .is_possible = nullptr, .apply = set(Precision::fp32)},
                      {.name = "bf16", .is_possible = has_replicas, .apply = set(Precision::bf16)}}};
-}
-
-// The first steps, whose calls are looked at, are those of the plan.
-Switch phase_switch() {
-  return {.name = "phases",
-          .changes_baseline = true,
-          .values = {{.name = "none", .is_possible = nullptr, .apply = [](const Row&, LayoutRun&) {}},
-                     {.name = "shorter samples, fewer of them, full ones again",
-                      .is_possible = nullptr,
-                      .apply = [](const Row&, LayoutRun& run) {
-                        run.config.train.phases = {PhaseConfig{.steps = 2},
-                                                   PhaseConfig{.steps = 2, .context = 4},
-                                                   PhaseConfig{.steps = 2, .context = 4, .global_batch = 2},
-                                                   PhaseConfig{.steps = 44}};
-                      }}}};
 }
 
 std::vector<Row> all_meshes() {
@@ -510,8 +495,7 @@ const std::vector<Switch>& switches() {
   static const std::vector<Switch> all = {
       zero_switch(),    schedule_switch(), sequence_switch(), micro_batch_switch(), tied_switch(),      family_switch(),
       kv_switch(),      sizes_switch(),    mask_switch(),     stream_switch(),      recompute_switch(), reduce_switch(),
-      offload_switch(), document_switch(), finetune_switch(), loss_switch(),        dropout_switch(),   noise_switch(),
-      phase_switch()};
+      offload_switch(), document_switch(), finetune_switch(), loss_switch(),        dropout_switch(),   noise_switch()};
   return all;
 }
 

@@ -117,8 +117,11 @@ TEST_CASE("a_stage_below_the_first_trained_layer_is_sent_no_gradients") {
 }
 
 // Blocks join from the last to the first, then the embedding: by then no step is like the one before.
-TEST_CASE("parameters_that_join_train_the_same_on_every_layout_with_the_planned_calls") {
-  const auto joining = [](LayoutRun run) {
+namespace {
+void check_joining(OptimizerKind optimizer) {
+  CAPTURE(to_text(optimizer));
+  const auto joining = [&](LayoutRun run) {
+    run.config.train.optimizer.type = optimizer;
     run.config.finetune.freeze = up_to_block_1;
     run.config.finetune.unfreeze = {{.step = 1, .patterns = {"blocks.1.ffn*"}},
                                     {.step = 2, .patterns = {"blocks.0.*", "blocks.1.*"}},
@@ -139,11 +142,19 @@ TEST_CASE("parameters_that_join_train_the_same_on_every_layout_with_the_planned_
     CHECK(planned_calls_problem(found) == "");
   }
 }
+}  // namespace
+TEST_CASE("parameters_that_join_train_the_same_on_every_layout_with_the_planned_calls") {
+  check_joining(OptimizerKind::adamw);
+  check_joining(OptimizerKind::muon);
+}
 
 // Until it joins a parameter keeps its bits, decay or not, and its gradient is in no norm. On one rank, whose norm is
 // summed in the order of the parameters whatever is trained.
-TEST_CASE("a_parameter_that_has_not_joined_is_as_one_that_is_frozen") {
+namespace {
+void check_waiting(OptimizerKind optimizer) {
+  CAPTURE(to_text(optimizer));
   LayoutRun frozen = run_on({"one rank", 1, 1, 1, 0}, TestBackend::cpu, 3);
+  frozen.config.train.optimizer.type = optimizer;
   frozen.config.train.optimizer.weight_decay = 0.5;
   frozen.config.finetune.freeze = {"blocks.0.*", "head.norm.*"};
   LayoutRun waiting = frozen;
@@ -161,6 +172,11 @@ TEST_CASE("a_parameter_that_has_not_joined_is_as_one_that_is_frozen") {
   CHECK(later.grad_norms[2] > expected.grad_norms[2]);
   CHECK(later.parameters.at("blocks.0.ffn.up.weight") != expected.parameters.at("blocks.0.ffn.up.weight"));
   CHECK(later.parameters.at("head.norm.bias") == expected.parameters.at("head.norm.bias"));
+}
+}  // namespace
+TEST_CASE("a_parameter_that_has_not_joined_is_as_one_that_is_frozen") {
+  check_waiting(OptimizerKind::adamw);
+  check_waiting(OptimizerKind::muon);
 }
 
 // In f32 they have masters that compute weights are rounded from, as what is trained has.

@@ -62,6 +62,8 @@ Measured run_measured(const MeasuredLayout& of, bool in_halves = true) {
     parameters.add(trainer.settled_store(), StateKind::master);
   });
   result.parameters = parameters.tensors();
+  // Their gradients are zero (softmax does not see them), and AdamW makes steps of the rounding that they are.
+  std::erase_if(result.parameters, [](const auto& entry) { return entry.first.ends_with("attention.key.bias"); });
   result.problem = parameters.problem();
   return result;
 }
@@ -83,8 +85,8 @@ GradientOf gradient_of(std::int64_t first, std::int64_t count) {
     std::vector<std::int64_t> samples(static_cast<std::size_t>(count));
     std::iota(samples.begin(), samples.end(), first);
     trainer.source().set_batch(std::move(samples));
-    const StepRunner::Result made =
-        trainer.runner().step(trainer.source(), {.learning_rate = 0.0}, {}, {}, plan.micro_batches_of(count));
+    const StepRunner::Result made = trainer.runner().step(
+        trainer.source(), {.learning_rate = 0.0, .clip_norm = std::nullopt}, {}, {}, plan.micro_batches_of(count));
     result.tokens = static_cast<double>(made.target_tokens);
     gradients.add(trainer.settled_store(), StateKind::gradient);
   });
@@ -100,10 +102,10 @@ double product(const std::vector<double>& a, const std::vector<double>& b) {
 }  // namespace
 
 TEST_CASE("a_step_in_halves_measures_the_product_and_the_distance_of_the_halves_own_gradients") {
-  const Measured one = run_measured({{"one rank", 1, 1, 1, 0}});
+  const Measured one = run_measured({{"one rank", 1, 1, 1, 0}, 5});
   REQUIRE(one.squares.size() == measured_steps);
-  const GradientOf first = gradient_of(0, 4);
-  const GradientOf second = gradient_of(4, 4);
+  const GradientOf first = gradient_of(0, 2);
+  const GradientOf second = gradient_of(2, 3);
   REQUIRE(first.tokens != second.tokens);
   const double tokens = first.tokens + second.tokens;
   std::vector<double> apart(first.values.size());
@@ -111,7 +113,7 @@ TEST_CASE("a_step_in_halves_measures_the_product_and_the_distance_of_the_halves_
   const double size = one.norms.front() * one.norms.front();
   CHECK(std::abs(one.squares.front() - product(first.values, second.values)) <= 1e-11 * size);
   CHECK(one.variances.front() ==
-        doctest::Approx(8.0 * first.tokens * second.tokens / tokens / tokens * product(apart, apart)).epsilon(1e-10));
+        doctest::Approx(5.0 * first.tokens * second.tokens / tokens / tokens * product(apart, apart)).epsilon(1e-10));
 }
 
 TEST_CASE("steps_in_halves_measure_the_same_noise_and_train_the_same_on_every_layout") {
@@ -120,7 +122,7 @@ TEST_CASE("steps_in_halves_measure_the_same_noise_and_train_the_same_on_every_la
       {{"data 3, zero 1", 3, 1, 1, 1}},
       {{"data 3, zero 2, micro-batches of 2", 3, 1, 1, 2, ScheduleKind::one_f_one_b, 1, false, 2}},
       // As many micro-batches in a half as in all, half of them empty.
-      {{"data 8, zero 3", 8, 1, 1, 3}},
+      {{"data 5, zero 3, micro-batches of 2", 5, 1, 1, 3, ScheduleKind::one_f_one_b, 1, false, 2}},
       {{"one micro-batch", 1, 1, 1, 0, ScheduleKind::one_f_one_b, 1, false, 8}},
       {{"data 2, zero 3, gradients once a step", 2, 1, 1, 3, ScheduleKind::one_f_one_b, 1, false, 0, 0,
         ZeroReduceKind::step}},
@@ -141,7 +143,7 @@ TEST_CASE("steps_in_halves_measure_the_same_noise_and_train_the_same_on_every_la
     CHECK(largest_relative(one.losses, whole.losses) <= 1e-12);
     CHECK(largest_relative(one.norms, whole.norms) <= 1e-11);
     CHECK(one.tokens == whole.tokens);
-    CHECK(largest_difference(one.parameters, whole.parameters).error <= 1e-10);
+    CHECK(largest_difference(one.parameters, whole.parameters).error <= 1e-9);
     for (MeasuredLayout of : layouts) {
       CAPTURE(of.layout.name);
       CAPTURE(batch);
@@ -199,12 +201,13 @@ TEST_CASE("a_step_in_halves_that_is_skipped_measures_nothing_and_leaves_the_weig
     SyntheticSource second(plan, rank);
     first.set_batch({0, 1, 2, 3});
     second.set_batch({4, 5, 6, 7});
-    const StepSettings spiked{.learning_rate = 1e-2, .loss_limit = 1e-3};
+    const StepSettings spiked{.learning_rate = 1e-2, .clip_norm = std::nullopt, .loss_limit = 1e-3};
     const std::array<StepRunner::Half, 2> halves = {StepRunner::Half{first, 4}, StepRunner::Half{second, 4}};
     const StepRunner::Result skipped = trainer.runner().step_in_halves(halves, spiked);
     CHECK(skipped.outcome.skip == SkipReason::spike);
     CHECK_FALSE(skipped.noise.has_value());
-    const StepRunner::Result made = trainer.runner().step_in_halves(halves, {.learning_rate = 1e-2});
+    const StepRunner::Result made =
+        trainer.runner().step_in_halves(halves, {.learning_rate = 1e-2, .clip_norm = std::nullopt});
     CHECK(made.noise.has_value());
     CHECK(made.outcome.loss == skipped.outcome.loss);
   });

@@ -2,6 +2,7 @@
 // depends on when streams run or on where masters and state lie.
 #include <doctest/doctest.h>
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,13 @@ const std::vector<TestLayout>& few_layouts() {
       {.name = "data 4 in pairs, zero 2", .data = 4, .tensor = 1, .pipeline = 1, .zero = 2, .zero_group = 2},
       {"tensor 4, fewer key/value heads than ranks, sequence shards", 1, 4, 1, 0, ScheduleKind::one_f_one_b, 1, true},
       {"data 2, tensor 2, pipeline 2 with two chunks, zero 2", 2, 2, 2, 2, ScheduleKind::interleaved, 2},
+      {"data 2, tensor 4, zero 1", 2, 4, 1, 1},
+      {.name = "data 3, zero 3, reduced once a step",
+       .data = 3,
+       .tensor = 1,
+       .pipeline = 1,
+       .zero = 3,
+       .zero_reduce = ZeroReduceKind::step},
   };
   return all;
 }
@@ -74,6 +82,40 @@ TEST_CASE("four_steps_of_every_optimizer_on_any_layout_are_those_of_one_rank") {
                             static_cast<std::size_t>(run.steps)) == "");
     }
   }
+}
+
+// Of a model whose rows divide into blocks of 16 to 128 on every layout; norms and biases have theirs in fp32.
+TEST_CASE("four_steps_with_moments_in_8_bits_on_any_layout_are_those_of_one_rank") {
+  Config base = config_of({"adamw", {.weight_decay = 0.1, .state = OptimizerStateType::int8}});
+  base.model.hidden = base.model.ffn_hidden = 128;
+  const LayoutOutcome one = run_layout({.config = base, .steps = 4});
+  REQUIRE(one.problem == "");
+  std::set<std::int64_t> blocks;
+  for (const Parameter& parameter : one.plan.table.parameters()) blocks.insert(parameter.state_block);
+  CHECK(blocks == std::set<std::int64_t>{0, 16, 128});
+  Config in_fp32 = base;
+  in_fp32.train.optimizer.state = OptimizerStateType::fp32;
+  CHECK(run_layout({.config = in_fp32, .steps = 4}).losses != one.losses);
+  for (const TestLayout& layout : few_layouts()) {
+    CAPTURE(layout.name);
+    LayoutRun run{.config = base, .steps = 4, .traced = true};
+    lay_out(run.config, layout);
+    const LayoutOutcome many = run_layout(run);
+    CHECK(many.problem == "");
+    CHECK(largest_relative(many.losses, one.losses) <= 1e-10);
+    CHECK(largest_relative(many.grad_norms, one.grad_norms) <= 1e-9);
+    const TensorDifference difference = largest_difference(many.parameters, without_rounding_gradients(one.parameters));
+    CAPTURE(difference.tensor);
+    CHECK(difference.error <= 1e-9);
+    for (std::size_t rank = 0; rank < many.step_traces.size(); ++rank)
+      CHECK(order_problem(collective_order(many.plan, Rank(static_cast<std::int64_t>(rank))), many.step_traces[rank],
+                          static_cast<std::size_t>(run.steps)) == "");
+  }
+  LayoutRun late{.config = base, .backend = TestBackend::cpu, .steps = 3};
+  lay_out(late.config, {"", 2, 2, 1, 1});
+  const LayoutOutcome at_once = run_layout(late);
+  late.backend = TestBackend::fenced_cpu;
+  check_same_bits(run_layout(late), at_once);
 }
 
 TEST_CASE("no_bit_of_any_optimizer_depends_on_late_streams_or_on_where_its_state_lies") {

@@ -50,6 +50,10 @@ class OperandVisitor {
   void enter(AdamWStep& op) const {
     reach_all(op.param, op.first_moment, op.second_moment, op.gradient, op.step, op.compute_weights);
   }
+  void enter(BlockAdamWStep& op) const {
+    reach_all(op.param, op.first_codes, op.second_codes, op.first_scales, op.second_scales, op.gradient, op.step,
+              op.compute_weights);
+  }
   void enter(SgdStep& op) const { reach_all(op.param, op.gradient, op.step, op.compute_weights, op.momentum_buffer); }
   void enter(LionStep& op) const { reach_all(op.param, op.momentum, op.gradient, op.step, op.compute_weights); }
   void enter(AdemamixStep& op) const {

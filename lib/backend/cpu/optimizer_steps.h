@@ -8,6 +8,7 @@
 #include "backend/cpu/device.h"
 #include "backend/cpu/kernels.h"
 #include "backend/host_backend.h"
+#include "backend/moment_codes.h"
 
 namespace scaletrain::cpu {
 
@@ -43,6 +44,39 @@ void compute(Device<S>& device, const AdamWStep& op) {
       device.kernels.adamw(op.param.as<float>() + first, op.first_moment.as<float>() + first,
                            op.second_moment.as<float>() + first, op.gradient.as<float>() + first,
                            offset_or_null(compute_weights, first), static_cast<std::size_t>(count), scalars);
+    });
+  }
+}
+
+// Blocks are decoded to floats, updated by the kernel of AdamW, and encoded: a few hundred bytes, which stay in cache.
+template <class S>
+void compute(Device<S>& device, const BlockAdamWStep& op) {
+  static_assert(piece_elements % most_in_moment_block == 0);
+  const StepScalars step = step_scalars_at(op.step);
+  if (step.skip != 0) return;
+  AdamWScalars scalars = adamw_scalars(op, step);
+  S* const compute_weights = op.compute_weights ? op.compute_weights.as<S>() : nullptr;
+  const MomentCodes& of_first = first_moment_codes();
+  const MomentCodes& of_second = second_moment_codes();
+  const auto update_block = [&](std::int64_t at) {
+    alignas(64) float first[most_in_moment_block];
+    alignas(64) float second[most_in_moment_block];
+    std::uint8_t* const first_codes = op.first_codes.as<std::uint8_t>() + at;
+    std::uint8_t* const second_codes = op.second_codes.as<std::uint8_t>() + at;
+    float& first_scale = op.first_scales.as<float>()[at / op.block];
+    float& second_scale = op.second_scales.as<float>()[at / op.block];
+    decode_moments(first_codes, first_scale, of_first, op.block, first);
+    decode_moments(second_codes, second_scale, of_second, op.block, second);
+    device.kernels.adamw(op.param.as<float>() + at, first, second, op.gradient.as<float>() + at,
+                         offset_or_null(compute_weights, at), static_cast<std::size_t>(op.block), scalars);
+    first_scale = encode_moments(first, of_first, op.block, first_codes);
+    second_scale = encode_moments(second, of_second, op.block, second_codes);
+  };
+  for (const UpdateSpan& span : op.spans) {
+    scalars.learning_rate = static_cast<float>(step.learning_rate * span.rate_factor);
+    scalars.weight_decay = static_cast<float>(span.weight_decay);
+    device.for_pieces(span.count, piece_elements, [&](std::int64_t piece, std::int64_t count) {
+      for (std::int64_t done = 0; done < count; done += op.block) update_block(span.first + piece + done);
     });
   }
 }

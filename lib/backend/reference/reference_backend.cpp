@@ -3,6 +3,7 @@
 // double one only by the rounding of what they store. What only the values of an operand can tell (ids in range) is
 // checked there.
 #include "backend/host_backend.h"
+#include "backend/moment_codes.h"
 #include "backend/reference/attention.inc"
 #include "backend/reference/elementwise.inc"
 #include "backend/reference/layers.inc"

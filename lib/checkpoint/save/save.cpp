@@ -13,6 +13,7 @@
 #include <set>
 #include <span>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include "backend/host_access.h"
@@ -177,7 +178,8 @@ class Save {
   const SaveRequest& request_;
   const MonotonicTime start_ = monotonic_now();
   Manifest manifest_;
-  std::map<std::pair<int, int>, std::vector<TensorPiece>> pieces_;  // by (state, parameter)
+  // By state, whether it is its scales, and parameter.
+  std::map<std::tuple<int, bool, int>, std::vector<TensorPiece>> pieces_;
   std::filesystem::path final_;
   std::filesystem::path temporary_;
   std::uint64_t bytes_ = 0;
@@ -188,7 +190,8 @@ void Save::add_rank(std::span<const SavePiece> pieces, std::vector<ManifestFile>
   std::set<std::string> planned;
   for (const SavePiece& piece : pieces) {
     planned.insert(piece.file);
-    pieces_[{piece.state, piece.parameter}].push_back({.file = piece.file, .key = piece.key, .box = piece.box});
+    pieces_[{piece.state, piece.is_scales, piece.parameter}].push_back(
+        {.file = piece.file, .key = piece.key, .box = piece.box});
   }
   std::set<std::string> written;
   for (const ManifestFile& file : files) written.insert(file.name);
@@ -203,19 +206,21 @@ void Save::add_rank(std::span<const SavePiece> pieces, std::vector<ManifestFile>
 
 void Save::make_tensors() {
   for (auto& [place, pieces] : pieces_) {
-    const auto [state, index] = place;
+    const auto [state, is_scales, index] = place;
     const Parameter& parameter = state_.table().parameters()[static_cast<std::size_t>(index)];
     std::int64_t covered = 0;
     for (const TensorPiece& piece : pieces) covered += piece.box.num_elements();
-    SCALETRAIN_CHECK_EQ(covered, parameter.shape.num_elements());
+    const Shape shape = saved_shape(parameter, is_scales);
+    SCALETRAIN_CHECK_EQ(covered, shape.num_elements());
     const bool is_master = state < 0;
-    manifest_.tensors.push_back(
-        {.name = is_master ? parameter.name
-                           : state_tensor_name(parameter.name, state_.state_names()[static_cast<std::size_t>(state)]),
-         .role = std::string(is_master ? role_text(parameter.role) : "slot"),
-         .dtype = parameter.role == ParamRole::trained ? state_.dtype() : parameter.dtype,
-         .shape = parameter.shape,
-         .pieces = std::move(pieces)});
+    const std::string of_state = is_master ? std::string() : state_.state_names()[static_cast<std::size_t>(state)];
+    std::string name = is_master ? parameter.name : state_tensor_name(parameter.name, of_state);
+    if (is_scales) name += scales_suffix;
+    manifest_.tensors.push_back({.name = std::move(name),
+                                 .role = std::string(is_master ? role_text(parameter.role) : "slot"),
+                                 .dtype = saved_dtype(parameter, of_state, is_scales, state_.dtype()),
+                                 .shape = shape,
+                                 .pieces = std::move(pieces)});
   }
   pieces_.clear();
 }

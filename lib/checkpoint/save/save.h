@@ -20,9 +20,11 @@ namespace scaletrain {
 struct SavePiece {
   int parameter = 0;  // of the ParamTable
   int state = -1;     // -1: the masters; else an optimizer state
+  // Of a state in 8 bits: its scales, a tensor of their own with one for each block; else its values, or its codes.
+  bool is_scales = false;
   std::string file;
-  std::string key;  // the tensor's name; with "@k" behind it for the k-th box of a rank that writes only a part of it
-  Box box;
+  std::string key;   // the tensor's name; with "@k" behind it for the k-th box of a rank that writes only a part of it
+  Box box;           // of the tensor as it is stored
   ParamRange range;  // where its values lie: a part of the rank's shard
 };
 // What one rank writes: the parts of parameters that its data rank owns (ShardLayout::piece_ranges, whatever the ZeRO
@@ -38,10 +40,14 @@ std::vector<SavePiece> make_save_plan(const ParamTable& table, const ShardLayout
                                       std::uint64_t max_file_bytes = default_max_file_bytes);
 
 // Bytes of all pieces of that plan.
-std::uint64_t saved_bytes(const ParamTable& table, const ShardLayout& layout, std::size_t num_states, DType dtype);
+std::uint64_t saved_bytes(const ParamTable& table, const ShardLayout& layout, std::span<const std::string> state_names,
+                          DType dtype);
 // The same of all ranks together, whatever their layout: what a checkpoint takes but for its manifest, the files'
 // headers and the tokenizer.
-std::uint64_t checkpoint_bytes(const ParamTable& table, std::size_t num_states, DType dtype);
+std::uint64_t checkpoint_bytes(const ParamTable& table, std::span<const std::string> state_names, DType dtype);
+// What a tensor of a checkpoint is: of a parameter's masters (state -1), of a state, or of its scales.
+DType saved_dtype(const Parameter& parameter, std::string_view state_name, bool is_scales, DType masters);
+Shape saved_shape(const Parameter& parameter, bool is_scales);
 // Where the store has a piece's values.
 View stored_values(const ParamStore& store, const SavePiece& piece);
 

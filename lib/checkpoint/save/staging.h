@@ -55,8 +55,11 @@ class StateStaging final : public SavedState {
     ConstView stored;
     std::size_t offset = 0;  // in memory_
   };
-  using Place = std::tuple<int, int, std::int64_t>;  // state, parameter, first element of the range
-  static Place place_of(const SavePiece& piece) { return {piece.state, piece.parameter, piece.range.first}; }
+  // State, whether it is its scales, parameter, first element of the range.
+  using Place = std::tuple<int, bool, int, std::int64_t>;
+  static Place place_of(const SavePiece& piece) {
+    return {piece.state, piece.is_scales, piece.parameter, piece.range.first};
+  }
 
   View copy_of(const Part& part) const;
 

@@ -66,6 +66,8 @@ constexpr Names<BatchScaling, 2> kBatchScalings = {{{BatchScaling::linear, "line
 constexpr Names<RecomputeKind, 3> kRecomputes = {
     {{RecomputeKind::none, "none"}, {RecomputeKind::selective, "selective"}, {RecomputeKind::full, "full"}}};
 constexpr Names<ZeroReduceKind, 2> kZeroReductions = {{{ZeroReduceKind::use, "use"}, {ZeroReduceKind::step, "step"}}};
+constexpr Names<OptimizerStateType, 2> kStateTypes = {
+    {{OptimizerStateType::fp32, "fp32"}, {OptimizerStateType::int8, "int8"}}};
 constexpr Names<OffloadKind, 2> kOffloads = {{{OffloadKind::none, "none"}, {OffloadKind::host, "host"}}};
 constexpr Names<SpikeAction, 3> kSpikeActions = {
     {{SpikeAction::warn, "warn"}, {SpikeAction::skip, "skip"}, {SpikeAction::rollback, "rollback"}}};
@@ -121,6 +123,7 @@ SCALETRAIN_ENUM_TEXT(DecayShape, kDecayShapes)
 SCALETRAIN_ENUM_TEXT(BatchScaling, kBatchScalings)
 SCALETRAIN_ENUM_TEXT(RecomputeKind, kRecomputes)
 SCALETRAIN_ENUM_TEXT(OffloadKind, kOffloads)
+SCALETRAIN_ENUM_TEXT(OptimizerStateType, kStateTypes)
 SCALETRAIN_ENUM_TEXT(ZeroReduceKind, kZeroReductions)
 SCALETRAIN_ENUM_TEXT(SpikeAction, kSpikeActions)
 SCALETRAIN_ENUM_TEXT(ScheduleKind, kSchedules)

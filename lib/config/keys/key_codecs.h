@@ -62,6 +62,8 @@ EnumNames<RecomputeKind> enum_names();
 template <>
 EnumNames<OffloadKind> enum_names();
 template <>
+EnumNames<OptimizerStateType> enum_names();
+template <>
 EnumNames<ZeroReduceKind> enum_names();
 template <>
 EnumNames<SpikeAction> enum_names();

@@ -148,5 +148,7 @@ Key<Record> section_row(const Words& words, const KeyTable<Item>& table, Field f
 void add_model(KeyTable<Config>& table);
 void add_data(KeyTable<Config>& table);
 void add_phases(KeyTable<Config>& table);
+Key<Config> global_batch_row();
+Key<Config> batch_auto_row();
 
 }  // namespace scaletrain::key_rows

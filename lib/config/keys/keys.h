@@ -68,6 +68,7 @@ std::string_view to_text(DecayShape value);
 std::string_view to_text(BatchScaling value);
 std::string_view to_text(RecomputeKind value);
 std::string_view to_text(OffloadKind value);
+std::string_view to_text(OptimizerStateType value);
 std::string_view to_text(ZeroReduceKind value);
 std::string_view to_text(SpikeAction value);
 std::string_view to_text(ScheduleKind value);

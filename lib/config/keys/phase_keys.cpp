@@ -24,18 +24,17 @@ const KeyTable<PhaseConfig>& phase_table() {
     out.push_back(row<PhaseConfig>(
         {"context", "tokens", "Tokens per sample; divides model.context.", with_notice, "model.context"},
         optional(at_least(2, kMaxContext)), FIELD(context)));
-    out.push_back(row<PhaseConfig>(
-        {"global_batch", "samples", "Samples per optimizer step; at most train.global_batch.", with_notice,
-         "train.global_batch"},
-        optional(at_least(1, kMaxBatch)), FIELD(global_batch)));
+    out.push_back(
+        row<PhaseConfig>({"global_batch", "samples", "Samples per optimizer step; at most train.global_batch.",
+                          with_notice, "train.global_batch"},
+                         optional(at_least(1, kMaxBatch)), FIELD(global_batch)));
     out.push_back(row<PhaseConfig>({"weights", "",
                                     "Shares of the mix by data.train[].name; sources that are not named are not read "
                                     "in it. null: data.train's.",
                                     with_notice, "null"},
                                    WeightsCodec(), FIELD(weights)));
-    out.push_back(row<PhaseConfig>(
-        {"learning_rate_factor", "", "On what train.lr_schedule says.", with_notice}, NumberCodec{0.0, 1e6},
-        FIELD(learning_rate_factor)));
+    out.push_back(row<PhaseConfig>({"learning_rate_factor", "", "On what train.lr_schedule says.", with_notice},
+                                   NumberCodec{0.0, 1e6}, FIELD(learning_rate_factor)));
     return out;
   }();
   return table;

@@ -132,6 +132,8 @@ constexpr auto kAliases = std::to_array<Alias>({
     {"cpu_offload", "train.optimizer.offload"},
     {"offload_optimizer", "train.optimizer.offload"},
     {"optimizer_cpu_offload", "train.optimizer.offload"},
+    {"optim_bits", "train.optimizer.state"},
+    {"use_8bit_adam", "train.optimizer.state"},
     {"recompute_granularity", "train.recompute"},
     {"activation_checkpointing", "train.recompute"},
     {"gradient_checkpointing", "train.recompute"},

@@ -129,10 +129,11 @@ std::vector<std::vector<std::vector<std::size_t>>> parts_of_sources(
     const std::vector<std::vector<std::uint64_t>>& sources, const std::vector<MixSource>& known);
 
 // The mix that follows `before` when the next sample is number `sample`: each source of `data` goes on where any mix
-// of the run left it, new ones begin. So a phase of the run reads on where the phase before it ended. One whose first parts are all those of a known source goes on as that one; its
-// other parts join the epoch of which the last sample was read. Where a source has another number of samples an epoch
-// now (another context), as large a part of its epoch counts as read. Of equal sources the first goes on as the first.
-// InputError if a source that goes on would have been read further than kMostCounted.
+// of the run left it, new ones begin. So a phase of the run reads on where the phase before it ended. One whose first
+// parts are all those of a known source goes on as that one; its other parts join the epoch of which the last sample
+// was read. Where a source has another number of samples an epoch now (another context), as large a part of its epoch
+// counts as read. Of equal sources the first goes on as the first. InputError if a source that goes on would have been
+// read further than kMostCounted.
 Mix following_mix(const Mix& before, std::int64_t sample, const std::vector<MixSource>& data);
 
 }  // namespace scaletrain

@@ -68,7 +68,7 @@ class GroupSizes {
   std::map<GroupKind, Member> members_;
 };
 
-// Of a step: the gradients of the first half of a batch are set aside where the others are used.
+// Of a step: the gradients of the first half of a batch are kept where the others are used.
 enum class StepPart { whole, first_half, second_half };
 
 // All of an instruction that its calls depend on. Which micro-batch it is, is not among it.

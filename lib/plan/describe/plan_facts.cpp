@@ -173,8 +173,8 @@ void add_phases(RunWork& work, const PlanFacts& facts) {
   ModelSpec model = facts.phase.model;
   for (TrainingPhase& phase : training_phases(facts.config)) {
     model.context = phase.context;
-    const double tokens = static_cast<double>(phase.steps) * static_cast<double>(phase.global_batch) *
-                          static_cast<double>(phase.context);
+    const double tokens =
+        static_cast<double>(phase.steps) * static_cast<double>(phase.global_batch) * static_cast<double>(phase.context);
     const double flops = tokens * model_flops_per_token(model, facts.phase.table);
     work.tokens += tokens;
     work.flops += flops;
@@ -199,9 +199,8 @@ RunWork run_work(const PlanFacts& facts) {
   work.samples_left = samples_of_steps(facts, work.first_step, work.steps_left);
   if (!work.phases.empty()) {
     const std::vector<DrawnPart> parts = drawn_parts(work, facts);
-    work.samples_left = std::accumulate(parts.begin(), parts.end(), 0.0, [](double sum, const DrawnPart& part) {
-      return sum + part.samples;
-    });
+    work.samples_left = std::accumulate(parts.begin(), parts.end(), 0.0,
+                                        [](double sum, const DrawnPart& part) { return sum + part.samples; });
   }
   // What caps leave of a run whose length is not known nobody can tell.
   if (facts.options.step_count != StepCount::unknown) add_epochs(work, facts);
@@ -371,7 +370,8 @@ std::string noise_cost(const PlanFacts& facts) {
   if (!phase.gradient_noise || phase.global_batch < 2) return {};
   const auto [first, second] = halves_of(phase.global_batch);
   return fmt::format(
-      "log.gradient_noise makes one step of {} in two halves, of {} and {} in place of {}, which takes {:.0f} % longer{}",
+      "log.gradient_noise makes one step of {} in two halves, of {} and {} in place of {}, which takes {:.0f} % "
+      "longer{}",
       phase.gradient_noise->every, phase.micro_batches_of(first),
       counted(phase.micro_batches_of(second), "micro-batch", "es"), phase.num_micro_batches,
       100.0 * added_by_halves(phase, facts.replay.bubble),

@@ -79,7 +79,7 @@ struct RunWork {
     double flops = 0;
   };
   std::vector<Phase> phases{};
-  double most_allowed = 0;                  // the same, should the sources that were read hold other content by now
+  double most_allowed = 0;  // the same, should the sources that were read hold other content by now
 };
 
 // At the assumed share of the budget's peak, while a device computes.

@@ -8,7 +8,7 @@
 namespace scaletrain {
 
 struct DrawnSource {
-  double weight = 1.0;           // 0: nothing is drawn from it
+  double weight = 1.0;          // 0: nothing is drawn from it
   std::optional<double> cap{};  // samples; nothing: it has none, or how many it allows is not known
 };
 

@@ -75,7 +75,8 @@ std::string phase_shortage(const std::vector<PhaseReads>& reads) {
     return fmt::format(
         "phases.{}: the steps from here on need {} of {} and the epoch caps of the sources that it reads leave {}; "
         "raise data.train[].epochs, shorten the phase, or have it read a source without a cap",
-        read.phase.index, count_of(read.samples, "sample"), count_of(read.phase.context, "token"), grouped_digits(static_cast<std::uint64_t>(*read.left)));
+        read.phase.index, count_of(read.samples, "sample"), count_of(read.phase.context, "token"),
+        grouped_digits(static_cast<std::uint64_t>(*read.left)));
   }
   return {};
 }

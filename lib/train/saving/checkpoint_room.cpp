@@ -63,7 +63,7 @@ CheckpointRoom checkpoint_room(const Config& config, const PhasePlan& plan, cons
   const CheckpointConfig& checkpoint = config.checkpoint;
   CheckpointRoom room;
   room.folder = checkpoints;
-  room.each = checkpoint_bytes(plan.table, plan.optimizer_states.size(), plan.masters());
+  room.each = checkpoint_bytes(plan.table, plan.optimizer_states, plan.masters());
   room.available = available;
   // Of a run in epochs that begins they are not known yet: enough for all that is kept, but by keep_every.
   const bool is_known = !config.train.epochs || plan.num_steps > 0;

@@ -230,7 +230,7 @@ Checkpointer::Impl::Impl(const Parts& checkpointer_parts, RunState& run_state)
       last_save(monotonic_now()),
       saved_step(run_state.step > 0 ? run_state.step : -1),
       num_saves(run_state.generation << attempt_bits),
-      all_bytes(checkpoint_bytes(plan.table, plan.optimizer_states.size(), plan.masters())),
+      all_bytes(checkpoint_bytes(plan.table, plan.optimizer_states, plan.masters())),
       notices({.log = parts.log,
                .is_first = is_first(),
                .is_alone = is_alone(),

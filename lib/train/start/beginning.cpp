@@ -97,7 +97,8 @@ Beginning resumed_state(WorkerParts& parts, const WorkerOptions& options, const 
 void tell_change(WorkerParts& parts, const Beginning& begin, const std::vector<MixSource>& before) {
   for (const std::string& line : joined_lines(begin.state.history.mix(), before, parts.contents)) parts.log.info(line);
   const DataChange change{begin.data_before, parts.config.data};
-  for (const std::string& line : change_lines(begin.state.history.mix(), before, parts.contents, change)) parts.log.warn(line);
+  for (const std::string& line : change_lines(begin.state.history.mix(), before, parts.contents, change))
+    parts.log.warn(line);
 }
 
 }  // namespace

@@ -79,7 +79,7 @@ StepRunner::Result StepRunner::step(MicroBatchSource& source, const StepSettings
   Result result;
   training_executor_ = &executor_for(context);
   training_executor_->train(order, source, parts_.plan.loss_gradient * settings.loss_scale,
-                  [&] { result = update(settings, votes, before_update); });
+                            [&] { result = update(settings, votes, before_update); });
   return result;
 }
 
@@ -101,20 +101,19 @@ StepRunner::Result StepRunner::step_in_halves(const std::array<Half, 2>& halves,
     return executor_.train(order, half.source, scale, then, before);
   };
   std::array<double, numbers_per_halves> numbers{};  // the squares of both, and the tokens of the first
-  const ExecutionResult first = run(
-      halves[0],
-      [&] {
-        numbers[0] = wait_for_squares();
-        parts_.store.set_gradients_aside(parts_.stream);
-      },
-      {});
+  const ExecutionResult first = run(halves[0],
+                                    [&] {
+                                      numbers[0] = wait_for_squares();
+                                      parts_.store.keep_gradients(parts_.stream);
+                                    },
+                                    {});
   if (counts_loss(parts_.plan, parts_.rank)) numbers[2] = static_cast<double>(first.target_tokens);
   Result result;
   run(
       halves[1],
       [&] {
         numbers[1] = wait_for_squares();
-        parts_.store.add_gradients_set_aside(parts_.stream);
+        parts_.store.add_kept_gradients(parts_.stream);
         sum_over_world(parts_.groups, numbers);
         result = update(settings, votes, before_update);
       },
@@ -162,8 +161,8 @@ void StepRunner::swap_average(const BeforeUpdate& before_update) {
   WeightAverage::swap(parts_.backend, parts_.stream, parts_.store);
 }
 
-// Kept: a batch that grows has each size for many steps, and so has a backward each length. Of all contexts: their plans
-// have the same buffers.
+// Kept: a batch that grows has each size for many steps, and so has a backward each length. Of all contexts: their
+// plans have the same buffers.
 const ExecutionOrder& StepRunner::training_order(std::int64_t num_micro_batches, int first_trained) {
   const std::pair key(num_micro_batches, first_trained);
   const auto known = training_.find(key);

@@ -74,7 +74,8 @@ class StepRunner {
     std::int64_t samples = 0;  // halves_of() the batch (optim/gradient_noise.h)
   };
   // The same step in two parts, each with reductions of its own, whose sum is the gradient: so that the noise of the
-  // gradient can be measured. The plan's store has second gradients. Its bits are those of a step of other micro-batches.
+  // gradient can be measured. The plan's store has second gradients. Its bits are those of a step of other
+  // micro-batches.
   Result step_in_halves(const std::array<Half, 2>& halves, const StepSettings& settings, const AskVotes& votes = {},
                         const BeforeUpdate& before_update = {});
 

@@ -34,6 +34,7 @@ std::vector<Case> copy_cases();
 std::vector<Case> fill_cases();
 std::vector<Case> sums_of_squares_cases();
 std::vector<Case> adamw_cases();
+std::vector<Case> block_adamw_cases();
 std::vector<Case> sgd_cases();
 std::vector<Case> momentum_cases();
 std::vector<Case> lion_cases();

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <memory>
 
+#include "backend/moment_codes.h"
 #include "cases.h"
 #include "support/numbers.h"
 
@@ -110,6 +111,141 @@ std::vector<Case> adamw_cases() {
     c.scales = scales;
     cases.push_back(c);
   }
+  return cases;
+}
+
+namespace {
+
+struct BlockOperands {
+  StepOperands of;
+  std::int64_t block = 0;
+  Ids first_codes, second_codes;
+  Values first_scales, second_scales;
+};
+
+std::shared_ptr<const BlockOperands> block_operands(std::size_t index, std::int64_t block, std::int64_t num_blocks) {
+  auto o = std::make_shared<BlockOperands>();
+  o->of = *step_operands(index, block * num_blocks);
+  o->block = block;
+  const std::string key = "blocks" + std::to_string(index);
+  o->first_codes = random_ids(key + "first", o->of.count, 256);
+  o->second_codes = random_ids(key + "second", o->of.count, 256);
+  o->first_scales = map(normal(key + "first scales", num_blocks), [](double x) { return std::fabs(x); });
+  o->second_scales = rounded_to_float(map(normal(key + "second scales", num_blocks), square));
+  o->of.spans = {{0, o->of.count, 0.1}};
+  if (num_blocks > 2) o->of.spans = {{block, block, 0.1}, {2 * block, (num_blocks - 2) * block, 0.0, 3.0}};
+  return o;
+}
+
+// The moments behind the step, unrounded.
+struct StepMoments {
+  Values first, second;
+  Values first_size;  // of what is added up in the first, by absolute value
+};
+StepMoments moments_behind(const BlockOperands& o) {
+  StepMoments moments;
+  for (std::int64_t e = 0; e < o.of.count; ++e) {
+    const auto at = static_cast<std::size_t>(e);
+    const auto block = static_cast<std::size_t>(e / o.block);
+    const double g = o.of.gradient[at] * o.of.step.gradient_scale;
+    const double m = static_cast<double>(first_moment_codes().values[static_cast<std::size_t>(o.first_codes[at])]) *
+                     o.first_scales[block];
+    const double v = static_cast<double>(second_moment_codes().values[static_cast<std::size_t>(o.second_codes[at])]) *
+                     o.second_scales[block];
+    moments.first.push_back(o.of.beta1 * m + (1 - o.of.beta1) * g);
+    moments.first_size.push_back(o.of.beta1 * std::fabs(m) + (1 - o.of.beta1) * std::fabs(g));
+    moments.second.push_back(o.of.beta2 * v + (1 - o.of.beta2) * g * g);
+  }
+  return moments;
+}
+
+// How many codes are of another number than the nearest, but for rounding; of blocks in no span, of another than
+// before.
+double misplaced(const BlockOperands& o, const Values& moments, const Values& sizes, const MomentCodes& table,
+                 const Ids& before, const View& codes) {
+  const auto spans = spans_by_element(o.of);
+  double count = 0;
+  for (std::int64_t e = 0; e < o.of.count; ++e) {
+    const auto at = static_cast<std::size_t>(e);
+    const int code = codes.as<std::uint8_t>()[e];
+    if (spans[at] == nullptr) {
+      count += code == before[at] ? 0 : 1;
+      continue;
+    }
+    double scale = 0;
+    for (std::int64_t i = e / o.block * o.block; i < (e / o.block + 1) * o.block; ++i)
+      scale = std::max(scale, std::fabs(moments[static_cast<std::size_t>(i)]));
+    const double x = moments[at] / scale;
+    double nearest = 2;
+    for (int other = x != 0 ? table.smallest : 0; other < 256; ++other)
+      nearest = std::min(nearest, std::fabs(static_cast<double>(table.values[static_cast<std::size_t>(other)]) - x));
+    const double distance = std::fabs(static_cast<double>(table.values[static_cast<std::size_t>(code)]) - x);
+    count += code >= table.smallest && distance <= nearest + 1e-6 * sizes[at] / scale ? 0 : 1;
+  }
+  return count;
+}
+
+}  // namespace
+
+std::vector<Case> block_adamw_cases() {
+  std::vector<Case> cases;
+  for (const std::int64_t num_blocks : {1, 2, 3, 5, 7, 9})
+    for (const std::int64_t block : {16, 32, 64, 128, 256}) {
+      const auto o = block_operands(cases.size(), block, num_blocks);
+      const auto moments = std::make_shared<const StepMoments>(moments_behind(*o));
+      Case c;
+      c.name = std::to_string(num_blocks) + " blocks of " + std::to_string(block);
+      c.run = [o, moments](Device& device) {
+        const View param = device.put_master(o->of.param, {o->of.count});
+        const View first = device.put_bytes(o->first_codes, {o->of.count});
+        const View second = device.put_bytes(o->second_codes, {o->of.count});
+        const Shape blocks{o->of.count / o->block};
+        const View first_scales = device.put_master(o->first_scales, blocks);
+        const View second_scales = device.put_master(o->second_scales, blocks);
+        const View compute_weights = o->of.with_compute_weights ? device.put(o->of.gradient, {o->of.count}) : View();
+        device.run(BlockAdamWStep{.param = param,
+                                  .first_codes = first,
+                                  .second_codes = second,
+                                  .first_scales = first_scales,
+                                  .second_scales = second_scales,
+                                  .gradient = device.put_master(o->of.gradient, {o->of.count}),
+                                  .spans = o->of.spans,
+                                  .block = o->block,
+                                  .beta1 = o->of.beta1,
+                                  .beta2 = o->of.beta2,
+                                  .epsilon = o->of.epsilon,
+                                  .step = record_of(o->of.step),
+                                  .compute_weights = compute_weights});
+        std::vector<Output> outputs{{"param", Device::get(param), Kind::master},
+                                    {"first_scales", Device::get(first_scales), Kind::master},
+                                    {"second_scales", Device::get(second_scales), Kind::master}};
+        if (o->of.with_compute_weights) outputs.push_back({"compute_weights", Device::get(compute_weights)});
+        const double wrong =
+            misplaced(*o, moments->first, moments->first_size, first_moment_codes(), o->first_codes, first) +
+            misplaced(*o, moments->second, moments->second, second_moment_codes(), o->second_codes, second);
+        outputs.push_back({"misplaced codes", {wrong}, Kind::around});
+        return outputs;
+      };
+      const auto spans = spans_by_element(o->of);
+      const auto blocks = static_cast<std::size_t>(num_blocks);
+      std::vector<Values> scales{Values(spans.size(), untouched), Values(blocks, untouched), Values(blocks, untouched)};
+      for (std::size_t e = 0; e < spans.size(); ++e) {
+        if (spans[e] == nullptr) continue;
+        const std::size_t in = e / static_cast<std::size_t>(block);
+        const double m = moments->first_size[e];
+        const double v = moments->second[e];
+        const double direction =
+            m / o->of.step.bias_correction1 / (std::sqrt(v / o->of.step.bias_correction2) + o->of.epsilon);
+        const double p = std::fabs(o->of.param[e]);
+        scales[0][e] =
+            std::max(p, o->of.step.learning_rate * spans[e]->rate_factor * (direction + spans[e]->weight_decay * p));
+        scales[1][in] = std::max(scales[1][in], m);
+        scales[2][in] = std::max(scales[2][in], v);
+      }
+      if (o->of.with_compute_weights) scales.push_back(scales[0]);
+      c.scales = scales;
+      cases.push_back(c);
+    }
   return cases;
 }
 
@@ -371,7 +507,9 @@ std::vector<Case> scale_spans_cases() {
       device.run(ScaleSpans{.values = values, .spans = o->spans});
       return std::vector<Output>{{"values", Device::get(values), Kind::master}};
     };
-    const auto spans = spans_by_element(*o);
+    StepOperands scaled = *o;
+    scaled.step.skip = 0.0;  // it reads no step
+    const auto spans = spans_by_element(scaled);
     Values scale(spans.size(), untouched);
     for (std::size_t e = 0; e < spans.size(); ++e)
       if (spans[e] != nullptr) scale[e] = std::fabs(o->gradient[e] * spans[e]->rate_factor);

@@ -19,6 +19,7 @@ namespace {
 class SharedBuffers {
  public:
   View floats(Shape shape) { return device_.put(Values(static_cast<std::size_t>(shape.num_elements()), 1.0), shape); }
+  View bytes(Shape shape) { return device_.put_bytes(Ids(static_cast<std::size_t>(shape.num_elements()), 1), shape); }
   View doubles(Shape shape) {
     return device_.put_as(DType::f64, Values(static_cast<std::size_t>(shape.num_elements()), 1.0), shape);
   }
@@ -377,6 +378,28 @@ TEST_CASE("optimizer_descriptors_are_checked") {
   make.refuses(adamw, "compute_weights", [](auto& op) { op.compute_weights = op.second_moment; });
   make.refuses(adamw, "beta1", [](auto& op) { op.beta1 = 1.0; });
   make.refuses(adamw, "spans", [&](auto& op) { op.spans = beyond; });
+  const UpdateSpan whole[] = {{0, 32, 0.0}};
+  const UpdateSpan within[] = {{0, 8, 0.0}};
+  BlockAdamWStep blocks;
+  blocks.param = make.floats({32});
+  blocks.first_codes = make.bytes({32});
+  blocks.second_codes = make.bytes({32});
+  blocks.first_scales = make.floats({2});
+  blocks.second_scales = make.floats({2});
+  blocks.gradient = make.floats({32});
+  blocks.spans = whole;
+  blocks.block = 16;
+  blocks.step = record_of(step);
+  make.refuses(blocks, "block", [](auto& op) { op.block = 8; });
+  make.refuses(blocks, "block", [](auto& op) { op.block = 24; });
+  make.refuses(blocks, "param", [](auto& op) { op.block = 64; });
+  make.refuses(blocks, "spans", [&](auto& op) { op.spans = within; });
+  make.refuses(blocks, "first_codes", [&](auto& op) { op.first_codes = make.floats({32}); });
+  make.refuses(blocks, "second_codes", [&](auto& op) { op.second_codes = make.bytes({16}); });
+  make.refuses(blocks, "first_scales", [&](auto& op) { op.first_scales = make.floats({32}); });
+  make.refuses(blocks, "first_scales", [](auto& op) { op.first_scales = op.second_scales; });
+  make.refuses(blocks, "first_codes", [](auto& op) { op.first_codes = op.second_codes; });
+  make.refuses(blocks, "epsilon", [](auto& op) { op.epsilon = -1; });
   make.refuses(adamw, "spans", [&](auto& op) { op.spans = overlapping; });
   make.refuses(adamw, "spans", [&](auto& op) { op.spans = negative; });
   AverageStep average;

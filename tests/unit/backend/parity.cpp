@@ -200,6 +200,14 @@ View Device::put_ids(const Ids& ids, Shape shape) {
   return view;
 }
 
+View Device::put_bytes(const Ids& bytes, Shape shape) {
+  SCALETRAIN_CHECK_EQ(static_cast<std::int64_t>(bytes.size()), shape.num_elements());
+  const View view = allocate(DType::u8, shape);
+  std::transform(bytes.begin(), bytes.end(), view.as<std::uint8_t>(),
+                 [](std::int32_t byte) { return static_cast<std::uint8_t>(byte); });
+  return view;
+}
+
 View Device::put_numbers(const std::vector<std::int64_t>& numbers, Shape shape) {
   SCALETRAIN_CHECK_EQ(static_cast<std::int64_t>(numbers.size()), shape.num_elements());
   const View view = allocate(DType::i64, shape);

@@ -65,6 +65,7 @@ class Device {
   View put_master(const Values& values, Shape shape);
   View put_as(DType dtype, const Values& values, Shape shape);
   View put_ids(const Ids& ids, Shape shape);
+  View put_bytes(const Ids& bytes, Shape shape);
   View put_numbers(const std::vector<std::int64_t>& numbers, Shape shape);
   Weight put_weight(const Values& values, Shape shape, bool packed);
   static Values get(const ConstView& view);

@@ -39,6 +39,7 @@ const std::vector<CasesOfOperation>& scaletrain::parity::all_cases() {
                                                            {"fill", fill_cases},
                                                            {"sums_of_squares", sums_of_squares_cases},
                                                            {"adamw", adamw_cases},
+                                                           {"block_adamw", block_adamw_cases},
                                                            {"sgd", sgd_cases},
                                                            {"momentum", momentum_cases},
                                                            {"lion", lion_cases},

@@ -132,6 +132,10 @@ class PlantedError final : public Backend {
   void spoiled(Stream& s, const AdamWStep& op) {
     run_and_spoil(s, op, {last(op.param), last(op.first_moment), last(op.second_moment), last(op.compute_weights)});
   }
+  // Codes are no numbers: their case decodes them.
+  void spoiled(Stream& s, const BlockAdamWStep& op) {
+    run_and_spoil(s, op, {last(op.param), last(op.first_scales), last(op.second_scales), last(op.compute_weights)});
+  }
   void spoiled(Stream& s, const SgdStep& op) {
     run_and_spoil(s, op, {last(op.param), last(op.momentum_buffer), last(op.compute_weights)});
   }

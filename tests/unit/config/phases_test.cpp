@@ -25,10 +25,11 @@ std::string refusal_of(const std::string& phases, std::vector<std::string> more 
 
 // By hand: 1000 tokens of 8 samples of 64 are 1.95 steps.
 TEST_CASE("phases follow each other, and what one does not say is the run's") {
-  const Config config = with_phases("[{steps: 3, context: 64, global_batch: 4}, {tokens: 1000, context: 64}, "
-                                    "{tokens: 1025, learning_rate_factor: 0.5, weights: {web: 2}}, {steps: 1, "
-                                    "weights: {'1': 0.5, web: 0.25}}]",
-                                    {"model.context=128", "train.global_batch=8"});
+  const Config config = with_phases(
+      "[{steps: 3, context: 64, global_batch: 4}, {tokens: 1000, context: 64}, "
+      "{tokens: 1025, learning_rate_factor: 0.5, weights: {web: 2}}, {steps: 1, "
+      "weights: {'1': 0.5, web: 0.25}}]",
+      {"model.context=128", "train.global_batch=8"});
   const std::vector<TrainingPhase> phases = training_phases(config);
   REQUIRE(phases.size() == 4);
   const std::vector<std::int64_t> firsts = {0, 3, 5, 7};
@@ -78,11 +79,12 @@ TEST_CASE("phases are read back as they were written, with what they did not say
   const Config config = with_phases("[{steps: 3, context: 64}, {tokens: 1K, weights: {'1': 0.5, web: 0.25}}]",
                                     {"model.context=128", "train.global_batch=8"});
   const std::string yaml = resolved_yaml(config);
-  CHECK(contains(yaml, "phases:\n"
-                       "  - {steps: 3, tokens: null, context: 64, global_batch: 8, weights: null, "
-                       "learning_rate_factor: 1}\n"
-                       "  - {steps: null, tokens: 1000, context: 128, global_batch: 8, weights: {\"1\": 0.5, web: "
-                       "0.25}, learning_rate_factor: 1}\n"));
+  CHECK(contains(yaml,
+                 "phases:\n"
+                 "  - {steps: 3, tokens: null, context: 64, global_batch: 8, weights: null, "
+                 "learning_rate_factor: 1}\n"
+                 "  - {steps: null, tokens: 1000, context: 128, global_batch: 8, weights: {\"1\": 0.5, web: "
+                 "0.25}, learning_rate_factor: 1}\n"));
   const Config back = parse_resolved_config(yaml, "manifest");
   CHECK(compare_configs(config, back).empty());
   CHECK(back.train.phases == config.train.phases);
@@ -116,10 +118,11 @@ TEST_CASE("phases that do not fit are refused, each with what helps") {
   check("[{steps: 9}]", "train.batch_ramp: a batch cannot grow by a ramp and by phases",
         {"train.batch_ramp={from: 2, by: 2, steps: 4}"});
   check("[{steps: 2, learning_rate: 0.1}]", "phases.0.learning_rate");
-  CHECK(contains(refusal_of("[{steps: 2, context: 64}]",
-                            {"model.context=128", "data.train=[{path: a.jsonl, records: messages}]"}),
-                 "are not cut into shorter ones yet"));
+  CHECK(contains(
+      refusal_of("[{steps: 2, context: 64}]", {"model.context=128", "data.train=[{path: a.jsonl, records: messages}]"}),
+      "are not cut into shorter ones yet"));
   CHECK(contains(override_errors({"data.train=[{path: a, name: x}, {path: b, name: x}]"}), "names two sources"));
-  CHECK(contains(override_errors({"data.train=[{path: a, name: '0'}]"}), "data.train.0.name: \"0\" is how phases call"));
+  CHECK(
+      contains(override_errors({"data.train=[{path: a, name: '0'}]"}), "data.train.0.name: \"0\" is how phases call"));
   CHECK(refusal_of("[{steps: 2, context: 64, weights: {web: 1}}, {tokens: 1M}]", sizes) == "accepted");
 }

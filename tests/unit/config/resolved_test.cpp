@@ -140,6 +140,7 @@ Config random_config(std::uint64_t seed) {
     c.train.adapts_batch = true;
     c.train.batch_auto = BatchAutoConfig{c.train.global_batch + 1, 8 * (c.train.global_batch + 1), dice.whole(1, 99)};
     c.train.global_batch = c.train.batch_auto->max;
+    c.log.gradient_noise = GradientNoiseConfig();
   }
   if (c.train.batch_ramp) c.train.global_batch += 3 * dice.whole(1, 9);
   if (dice.coin()) c.train.clip_norm.reset();

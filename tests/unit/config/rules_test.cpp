@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "config_helpers.h"
@@ -169,10 +170,6 @@ TEST_CASE("what has no effect beside the other keys is noticed") {
       {{"log.gradient_noise={every: 201}"},
        "log.gradient_noise: it is measured every 201 steps, and the run has 200: never"},
       {{"log.gradient_noise={every: 200}"}, ""},
-      {{"train.global_batch=auto", "train.batch_auto={min: 8, max: 32}", "train.tokens=1M", "log.gradient_noise={}",
-        "train.optimizer={learning_rate: 1e-3, scale_with_batch: {rule: linear, base: 8}}"},
-       "train.optimizer.scale_with_batch: the learning rate follows the batch, from 0.001 with 8 samples to 0.004 with "
-       "32 (linear)"},
       {{"evaluate.batches=0"}, "evaluate.batches: 0 has no effect, because data.validation names no set"},
       {{"evaluate.every=10", "evaluate.batches=3", "data.validation=[{name: a, path: b}]"}, ""},
       {{"train.spike={window: 200}"},
@@ -208,6 +205,16 @@ TEST_CASE("what has no effect beside the other keys is noticed") {
       CHECK(notices[0] == one.notice);
     }
   }
+  // Beside that the tokens overrule the file's steps. Of these nothing is said: how many they are the noise decides.
+  const std::vector<std::string> of_auto =
+      load_text(kLeast, {"train.global_batch=auto", "train.batch_auto={min: 8, max: 32}", "train.tokens=1K",
+                         "log.gradient_noise={every: 1000}", "train.spike={window: 1000}",
+                         "train.optimizer={learning_rate: 1e-3, scale_with_batch: {rule: linear, base: 8}}"})
+          .notices;
+  REQUIRE(of_auto.size() == 2);
+  CHECK(std::find(of_auto.begin(), of_auto.end(),
+                  "train.optimizer.scale_with_batch: the learning rate follows the batch, from 0.001 with 8 samples to "
+                  "0.004 with 32 (linear)") != of_auto.end());
 }
 
 TEST_CASE("an elastic run has no more replicas at least than at most") {
@@ -343,6 +350,10 @@ TEST_CASE("keys that nothing would read are refused, their defaults are not") {
        "step_scale: has no effect: it is only for train.optimizer.type muon; this one is adamw"},
       {{"train.optimizer.type=lion", "train.optimizer.adamw_rate=2"},
        "adamw_rate: has no effect: it is only for train.optimizer.type muon; this one is lion"},
+      {{"train.optimizer.type=lion", "train.optimizer.state=int8"},
+       "train.optimizer.state: int8 is not supported yet with lion: leave it out, or take adamw"},
+      {{"run.device=cuda", "train.optimizer.state=int8", "train.optimizer.offload=host"},
+       "train.optimizer.offload: host is not supported yet with train.optimizer.state: int8"},
       {{"model.rope_theta=5e5"},
        "--set model.rope_theta=5e5: model.rope_theta: has no effect: it is only for model.position rope"},
       {{"model.rope_scaling.type=linear", "model.rope_scaling.factor=2"},
@@ -393,7 +404,7 @@ TEST_CASE("keys that nothing would read are refused, their defaults are not") {
       {{"train.global_batch=auto", "train.batch_auto={min: 4, max: 2}", "train.tokens=1M", "log.gradient_noise={}"},
        "train.batch_auto.max: 2 is below `min` 4"},
       {{"train.global_batch=auto", "train.batch_auto={min: 1, max: 8}", "train.tokens=1M", "log.gradient_noise={}"},
-       "train.batch_auto.min: expected"},
+       "train.batch_auto.min: 1 is out of range"},
       {{"train.global_batch=auto", "train.batch_auto={max: 8}", "train.tokens=1M", "log.gradient_noise={}"},
        "train.batch_auto.min: is missing"},
       {{"train.global_batch=auto", "train.batch_auto={min: 4, max: 8}", "train.tokens=1M"},
@@ -409,8 +420,8 @@ TEST_CASE("keys that nothing would read are refused, their defaults are not") {
         "train.optimizer={type: ademamix}"},
        "train.optimizer.slow_warmup: auto is the run's steps, which are not known before"},
       {{"train.global_batch=null"}, "train.global_batch: expected"},
-      {{"log.gradient_noise={every: 0}"}, "log.gradient_noise.every: expected"},
-      {{"log.gradient_noise={decay: 1}"}, "log.gradient_noise.decay: expected"},
+      {{"log.gradient_noise={every: 0}"}, "log.gradient_noise.every: 0 is out of range"},
+      {{"log.gradient_noise={decay: 1}"}, "log.gradient_noise.decay: 1 is out of range"},
       {{"log.noise_scale=true"}, "log.noise_scale"},
       {{"train.optimizer.scale_with_batch={rule: sqrt}"}, "train.optimizer.scale_with_batch.base: is missing"},
       {{"model.init.from=x", "model.init.type=he"}, "model.init.type: has no effect: model.init.from brings"},

@@ -87,8 +87,8 @@ void count_targets(const std::vector<Sample>& samples, TargetCounts& counts) {
       if (target >= 0) ++counts[target];
 }
 
-const std::vector<PhasePart> mixed_parts = {{16, 3, 9},        {64, 2, 5, {1, 3}}, {8, 7, 8}, {32, 1, 11, {0, 1}},
-                                 {16, 2, 6, {1, 0}}, {16, 5, 4, {3, 1}}, {64, 2, 4}};
+const std::vector<PhasePart> mixed_parts = {{16, 3, 9},         {64, 2, 5, {1, 3}}, {8, 7, 8}, {32, 1, 11, {0, 1}},
+                                            {16, 2, 6, {1, 0}}, {16, 5, 4, {3, 1}}, {64, 2, 4}};
 
 }  // namespace
 
@@ -160,7 +160,8 @@ TEST_CASE("a phase of other weights alone passes nothing over") {
   const auto data = scene.open();
   ConsumptionHistory history;
   TargetCounts counts;
-  for (const PhasePart& part : std::vector<PhasePart>{{16, 3, 11, {5, 1}}, {16, 2, 9, {0, 1}}, {16, 4, 8, {1, 0}}, {16, 1, 30}}) {
+  for (const PhasePart& part :
+       std::vector<PhasePart>{{16, 3, 11, {5, 1}}, {16, 2, 9, {0, 1}}, {16, 4, 8, {1, 0}}, {16, 1, 30}}) {
     enter_part(*data, history, part);
     for (std::int64_t i = 0; i < part.steps; ++i) count_targets(read_step(*data, history), counts);
   }

@@ -34,7 +34,8 @@ TEST_CASE("a batch stays within its bounds, and where the scale is not known") {
 }
 
 TEST_CASE("a batch changes behind every so many steps alone") {
-  for (std::int64_t step = 1; step <= 30; ++step) CHECK(adapted_batch(bounds, step, 8, 1e9) == (step % 10 == 0 ? 16 : 8));
+  for (std::int64_t step = 1; step <= 30; ++step)
+    CHECK(adapted_batch(bounds, step, 8, 1e9) == (step % 10 == 0 ? 16 : 8));
 }
 
 // A scale between the two thresholds moves a batch neither way, and behind a change neither threshold is met.

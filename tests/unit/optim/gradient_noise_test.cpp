@@ -77,9 +77,9 @@ TEST_CASE("estimates_have_the_expectations_of_a_quadratic_loss_with_known_noise_
       std::vector<double> all = sum1;
       for (std::size_t i = 0; i < all.size(); ++i) all[i] += sum2[i];
       const auto tokens = static_cast<double>(first + second);
-      const auto measured = measure_noise({HalfGradient{squares_of(sum1, micro_scale), first},
-                                           HalfGradient{squares_of(sum2, micro_scale), second}},
-                                          std::sqrt(squares_of(all, 1.0 / tokens)), micro_scale, batch);
+      const auto measured = measure_noise(
+          {HalfGradient{squares_of(sum1, micro_scale), first}, HalfGradient{squares_of(sum2, micro_scale), second}},
+          std::sqrt(squares_of(all, 1.0 / tokens)), micro_scale, batch);
       REQUIRE(measured.has_value());
       squares.push_back(measured->square);
       variances.push_back(measured->variance);

@@ -199,3 +199,30 @@ TEST_CASE("unsharded ranges are the parameters in the order of the buffers, with
   }
   CHECK(elements == table.num_parameters());
 }
+
+TEST_CASE("no shard and no piece cuts a block of states in 8 bits, and a block of a parameter is one of its buffer") {
+  ParamTable table;
+  table.begin_unit("u");
+  const Split by_row{.kind = Split::Kind::cut, .dim = 0, .pieces = 0};
+  for (const std::int64_t columns : {256, 48, 128, 24})
+    for (const char* part : {"a", "b"}) {
+      Parameter parameter = small_model::parameter("u." + std::to_string(columns) + "." + part, {12, columns}, by_row);
+      parameter.fused = "u." + std::to_string(columns);
+      table.add(parameter);
+    }
+  table.add(small_model::parameter("u.vector", {7}, {}));
+  table.hold_states_in_blocks();
+  const int units[] = {0};
+  for (const auto& [data, tensor, shards] : {std::tuple{1, 1, 1}, {3, 1, 3}, {5, 2, 5}, {4, 3, 2}, {8, 4, 2}}) {
+    const ShardLayout layout(table, units, Mesh(data, tensor, 1, shards), {.tensor = tensor - 1});
+    for (std::int64_t rank = 0; rank < data; ++rank)
+      for (const auto& ranges : {layout.shard_ranges(rank), layout.piece_ranges(rank)})
+        for (const ParamRange& range : ranges) {
+          const std::int64_t block = table.parameters()[static_cast<std::size_t>(range.parameter)].state_block;
+          CHECK(layout.buffers()[static_cast<std::size_t>(range.buffer)].state_block == block);
+          if (block == 0) continue;
+          for (const std::int64_t place : {range.first, range.count, range.flat_offset, range.shard_offset})
+            CHECK(place % block == 0);
+        }
+  }
+}

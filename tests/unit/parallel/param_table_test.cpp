@@ -126,3 +126,33 @@ TEST_CASE("tables that would mislead are refused") {
   tied.tied_to = "u.nobody";
   CHECK_THROWS_AS(table.add(tied), BugError);
 }
+
+TEST_CASE("blocks of states in 8 bits follow from rows, or from eighths of those that ranks divide") {
+  struct Row {
+    Shape shape;
+    std::int64_t divided = 0, whole = 0;  // the block with rows divided and without
+  };
+  const Row rows[] = {{{4, 1024}, 128, 256}, {{4, 768}, 32, 256}, {{4, 128}, 16, 128}, {{4, 64}, 0, 64},
+                      {{4, 11008}, 32, 256}, {{4, 48}, 0, 16},    {{4, 24}, 0, 0},     {{4, 8192}, 256, 256}};
+  for (const Row& row : rows) {
+    CAPTURE(row.shape[1]);
+    ParamTable table;
+    table.begin_unit("u");
+    table.add(named("divided", row.shape, {.kind = Split::Kind::cut, .dim = 1}));
+    table.add(named("by row", row.shape, {.kind = Split::Kind::cut, .dim = 0}));
+    table.add(named("replicated", row.shape));
+    table.add(named("vector", {row.shape[1]}));
+    Parameter frozen = named("frozen", row.shape);
+    frozen.role = ParamRole::frozen;
+    table.add(frozen);
+    table.hold_states_in_blocks();
+    CHECK(table.find("divided")->state_block == row.divided);
+    CHECK(table.find("by row")->state_block == row.whole);
+    CHECK(table.find("replicated")->state_block == row.whole);
+    CHECK(table.find("vector")->state_block == 0);
+    CHECK(table.find("frozen")->state_block == 0);
+    for (const std::int64_t degree : {1, 2, 4, 8}) CHECK(table.cut_by(degree) == nullptr);
+    const bool is_cut = row.divided > 0 && row.shape[1] / 16 % row.divided != 0;
+    CHECK((table.cut_by(16) == table.find("divided")) == is_cut);
+  }
+}

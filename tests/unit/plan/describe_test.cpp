@@ -332,6 +332,31 @@ TEST_CASE("what recomputation costs is said: work, and traffic of the tensor gro
   CHECK_FALSE(contains(costs_of(config)[0], "tensor group"));
 }
 
+TEST_CASE("what steps in halves cost is said: padding, a second filling of the pipeline, sums and memory") {
+  Config config = planned_config();  // 12 samples in micro-batches of 3
+  config.log.gradient_noise = GradientNoiseConfig{.every = 5};
+  REQUIRE(costs_of(config).size() == 1);
+  CHECK(costs_of(config)[0] ==
+        "log.gradient_noise makes one step of 5 in two halves, of 2 and 2 micro-batches in place of 4, which takes 0 % "
+        "longer");
+  config.train.micro_batch = 4;
+  CHECK(contains(costs_of(config)[0], "of 2 and 2 micro-batches in place of 3, which takes 33 % longer"));
+  config.parallel.data = 3;
+  CHECK(contains(costs_of(config)[0],
+                 "of 1 and 1 micro-batch in place of 1, which takes 100 % longer but for its sums of gradients, which "
+                 "are made twice"));
+  config.parallel.zero = 0;
+  const PhasePlan plan = make_run_plan(config, 61, std::nullopt).phases.front();
+  const MemoryPlan memory = plan.memory(Rank(0), 0);
+  const auto bytes_of = [&memory](const std::string& purpose) {
+    const auto found = std::find_if(memory.items.begin(), memory.items.end(),
+                                    [&](const MemoryItem& item) { return item.purpose == purpose; });
+    return found == memory.items.end() ? 0 : found->bytes;
+  };
+  CHECK(bytes_of("gradients of half a batch") == bytes_of("gradients"));
+  CHECK(bytes_of("gradients of half a batch") > 0);
+}
+
 TEST_CASE("what a combination costs is said") {
   Config config = planned_config();
   const auto costs = [&] { return costs_of(config); };
@@ -451,15 +476,17 @@ TEST_CASE("phases are told one by one, with what each is of the work and of the 
   config.data.train[0].path = "web";
   config.data.train[0].name = "web";
   config.data.train[1].path = "books";
-  config.train.phases = {PhaseConfig{.steps = 3, .context = 8, .global_batch = 4},
-                         PhaseConfig{.tokens = 900, .weights = {{"web", 0.5}, {"1", 4.5}}, .learning_rate_factor = 0.5}};
+  config.train.phases = {
+      PhaseConfig{.steps = 3, .context = 8, .global_batch = 4},
+      PhaseConfig{.tokens = 900, .weights = {{"web", 0.5}, {"1", 4.5}}, .learning_rate_factor = 0.5}};
   fill_phases(config);
   CHECK(config.train.steps == 8);
   const RunPlan plan = make_run_plan(config, 61, std::nullopt);
   CHECK(plan.phases.front().shorter_contexts == std::vector<std::int64_t>{8});
   DescribeOptions options;
   options.sources = {SourceSize{.tokens = 320, .basis = "counted"}, SourceSize{.tokens = 1600, .basis = "counted"}};
-  options.budget = MemoryBudget{.kind = MemoryBudget::Kind::host, .name = "a host", .memory = 1u << 30, .peak_flops = 1e9};
+  options.budget =
+      MemoryBudget{.kind = MemoryBudget::Kind::host, .name = "a host", .memory = 1u << 30, .peak_flops = 1e9};
   const PlanDescription description = describe_plan(config, plan, options);
   CHECK(has_row(description.text, "steps 8 of at most 12 samples (192 tokens each)"));
   CHECK(has_row(description.text, "phase 0: steps 1 to 3 of 4 samples of 8 tokens, sources web 1, 1 1; 96"));

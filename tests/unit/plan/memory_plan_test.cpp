@@ -5,8 +5,10 @@
 #include <utility>
 
 #include "backend/backend.h"
+#include "checkpoint/save/save.h"
 #include "infer/stage_memory.h"
 #include "optim/optimizer.h"
+#include "plan/save_size.h"
 #include "plan_helpers.h"
 #include "store/param_store.h"
 #include "support/forwarding_backend.h"
@@ -86,6 +88,53 @@ TEST_CASE("the memory plan is exactly what store and stage memory allocate") {
       const std::size_t staging = 4 * static_cast<std::size_t>(saved);
       CHECK(phase.memory(Rank(0), backend->workspace_bytes()).total() == allocated + staging);
     }
+}
+
+TEST_CASE("moments in 8 bits take what the store allocates, a quarter and their scales, and saves as much") {
+  for (const std::int64_t zero : {0, 1, 3}) {
+    CAPTURE(zero);
+    Config config = planned_config();
+    config.model.hidden = 128;
+    config.model.ffn_hidden = 512;
+    config.parallel.data = 2;
+    config.parallel.zero = zero;
+    config.train.ema = EmaConfig{.decay = 0.9};
+    const RunPlan in_fp32 = make_run_plan(config, 61, std::nullopt);
+    config.train.optimizer.state = OptimizerStateType::int8;
+    const RunPlan run = make_run_plan(config, 61, std::nullopt);
+    const PhasePlan& phase = run.phases.front();
+    const auto backend = make_cpu_backend({.threads = 1});
+    const ShardLayout layout = phase.layout(Rank(0));
+    const ParamStore store(*backend, phase.table, layout, phase.store_options());
+    CHECK(store.bytes() == store_bytes(phase.table, layout, phase.store_options()).total());
+    // Two moments of a byte and a scale of 4 for 16 to 128 elements, beside the average: of 12 bytes 4 + 2 and little.
+    const auto was = static_cast<double>(bytes_of(in_fp32.phases.front().memory(Rank(0), 0), "optimizer state"));
+    const auto is = static_cast<double>(bytes_of(phase.memory(Rank(0), 0), "optimizer state"));
+    CHECK(is < 0.55 * was);
+    CHECK(is > 0.5 * was);
+    std::uint64_t saved = 0;
+    for (std::int64_t rank = 0; rank < 2; ++rank)
+      saved += saved_bytes(phase.table, phase.layout(Rank(rank)), phase.optimizer_states, phase.masters());
+    CHECK(saved == checkpoint_bytes(phase.table, phase.optimizer_states, phase.masters()));
+    CHECK(saved == save_size(phase).bytes);
+  }
+}
+
+TEST_CASE("a tensor degree that would cut blocks of moments in 8 bits is refused by name") {
+  Config config = planned_config();
+  config.model.hidden = 128;
+  config.model.heads = config.model.kv_heads = 16;
+  config.model.ffn_hidden = 384;
+  config.train.optimizer.state = OptimizerStateType::int8;
+  for (const std::int64_t degree : {1, 2, 4, 8}) {
+    config.parallel.tensor = degree;
+    CHECK_NOTHROW(make_run_plan(config, 61, std::nullopt));
+  }
+  config.parallel.tensor = 16;
+  CHECK(contains(message_of<UserError>([&] { make_run_plan(config, 61, std::nullopt); }),
+                 "parallel.tensor: 16 ranks would cut blocks of train.optimizer.state: int8"));
+  config.train.optimizer.state = OptimizerStateType::fp32;
+  CHECK_NOTHROW(make_run_plan(config, 61, std::nullopt));
 }
 
 TEST_CASE("with offload the host and the device have what the plan says each has, to the byte") {

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "backend/cuda_module.h"
@@ -357,6 +358,43 @@ TEST_CASE("an offloaded update takes what its bytes take over the link to the ho
   CHECK(contains(in_one_line(unknown.text),
                  "; without the way of 1.39 GiB to the device and back (train.optimizer.offload): the rate of its link "
                  "to the host is not known"));
+}
+
+// Of a matrix of R by C, R at most C, X·Xᵀ, A² and what X is multiplied by take 2R²C, 2R³ and 2R²C flops, five times:
+// of a block's four of 768 by 768 30·768³ each, of the two of 3072 by 768 90·768³.
+TEST_CASE("the time of a step has the products of Muon's update, of the rank that makes most of them") {
+  const auto time_of = [](Config config, OptimizerKind optimizer) {
+    config.run.device = DeviceKind::cuda;
+    config.precision.compute = Precision::bf16;
+    config.train.optimizer.type = optimizer;
+    return told(config, device_of(80ull << 30, 312e12));
+  };
+  const auto seconds_of = [&](const Config& config) {
+    const json with = time_of(config, OptimizerKind::muon).plan.at("time");
+    const json without = time_of(config, OptimizerKind::adamw).plan.at("time");
+    CHECK_FALSE(without.contains("update_product_seconds"));
+    const double seconds = with.at("update_product_seconds").get<double>();
+    CHECK(with.at("step_seconds").get<double>() - without.at("step_seconds").get<double>() ==
+          doctest::Approx(seconds).epsilon(1e-9));
+    return seconds;
+  };
+  const double block = (4 * 30 + 2 * 90) * std::pow(768.0, 3) / (0.4 * 312e12);
+  Config config = gpt2();
+  CHECK(seconds_of(config) == doctest::Approx(12 * block));
+  CHECK(contains(in_one_line(time_of(config, OptimizerKind::muon).text),
+                 "; 13.1 ms of each step are the update's products (train.optimizer.type muon)"));
+  config.parallel.pipeline = 2;
+  config.parallel.stage_layers = {8, 4};
+  CHECK(seconds_of(config) == doctest::Approx(8 * block));
+  // Each tensor rank orthogonalises whole matrices.
+  config.parallel.tensor = 2;
+  CHECK(seconds_of(config) == doctest::Approx(8 * block));
+  // Replicas share the work where ZeRO divides the state: about, since a matrix at the edge of a shard is both ranks'.
+  config.parallel.data = 2;
+  config.parallel.zero = 0;
+  CHECK(seconds_of(config) == doctest::Approx(8 * block));
+  config.parallel.zero = 1;
+  CHECK(seconds_of(config) < 0.75 * 8 * block);
 }
 
 TEST_CASE("what would make ranks that share a GPU fit is planned without what NCCL would take") {

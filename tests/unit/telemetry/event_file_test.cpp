@@ -80,9 +80,9 @@ TEST_CASE("an event file begins with its version and has the scalars of steps an
   CHECK(events[2].seconds >= before);
   CHECK(events[2].seconds < before + 600);
   const std::vector<std::pair<std::string, float>> scalars = {
-      {"loss", 2.5f},  {"learning_rate", 0.125f}, {"grad_norm", 1.25f},     {"tokens_per_second", 128.0f},
-      {"mfu", 0.375f}, {"step_seconds", 0.5f},    {"loss_scale", 65536.0f}, {"gpu_memory_in_use", 3221225472.0f},
-      {"noise_square", 0.5f}, {"noise_variance", 2.0f}, {"noise_scale", 4.0f}};
+      {"loss", 2.5f},         {"learning_rate", 0.125f}, {"grad_norm", 1.25f},     {"tokens_per_second", 128.0f},
+      {"mfu", 0.375f},        {"step_seconds", 0.5f},    {"loss_scale", 65536.0f}, {"gpu_memory_in_use", 3221225472.0f},
+      {"noise_square", 0.5f}, {"noise_variance", 2.0f},  {"noise_scale", 4.0f}};
   CHECK(events[2].scalars == scalars);
   CHECK(events[3].step == 300);
   CHECK(events[3].scalars == std::vector<std::pair<std::string, float>>{{"validation/web/loss", 3.5f}});

@@ -37,15 +37,17 @@ TEST_CASE("phases_with_the_settings_of_the_run_are_the_run") {
   TinyRun plain;
   CHECK(plain.run({web_and_books}) == ExitCode::finished);
   TinyRun phases;
-  CHECK(phases.run({web_and_books, "phases=[{steps: 5}, {tokens: 256, context: 16, weights: {web: 3, '1': 1}}, {steps: 3, "
-                             "global_batch: 4, learning_rate_factor: 1}]"}) == ExitCode::finished);
+  CHECK(phases.run({web_and_books,
+                    "phases=[{steps: 5}, {tokens: 256, context: 16, weights: {web: 3, '1': 1}}, {steps: 3, "
+                    "global_batch: 4, learning_rate_factor: 1}]"}) == ExitCode::finished);
   check_same_run(phases, plain, 12);
   CHECK(plain.metrics().phases.empty());
   REQUIRE(phases.metrics().phases.size() == 3);
 }
 
 TEST_CASE("a_phase_is_what_a_resume_with_its_settings_is") {
-  const std::vector<std::string> whole = {"evaluate.batches=0", "train.optimizer.learning_rate=1e-2", "checkpoint.every=0"};
+  const std::vector<std::string> whole = {"evaluate.batches=0", "train.optimizer.learning_rate=1e-2",
+                                          "checkpoint.every=0"};
   const auto with = [&](std::vector<std::string> more) {
     more.insert(more.begin(), whole.begin(), whole.end());
     return more;
@@ -103,8 +105,9 @@ TEST_CASE("phases_are_told_where_they_begin") {
   CHECK(phases[1].learning_rate_factor == 0.5);
   CHECK(phases[1].weights == std::vector<std::pair<std::string, double>>{{"1", 1}, {"web", 1}});
   CHECK(phases[2].weights == std::vector<std::pair<std::string, double>>{{"web", 1}});
-  CHECK(contains(text_of_log(run), "step 5 begins phase 2 of 3: 5 steps of 3 samples of 16 tokens (web 1, 1 1), learning "
-                              "rate times 0.5"));
+  CHECK(contains(text_of_log(run),
+                 "step 5 begins phase 2 of 3: 5 steps of 3 samples of 16 tokens (web 1, 1 1), learning "
+                 "rate times 0.5"));
   // By hand: 4 · 2 of 8 tokens, of 4 web's 3; then 15, every other one, of 16; then 12 of 4.
   const SourceRecord web = run.metrics().starts[0].sources[0];
   const double tokens_of_web = 6 * 8 + 8 * 16 + 12 * 4;
@@ -126,8 +129,9 @@ TEST_CASE("a_phase_has_its_part_of_the_learning_rate") {
 TEST_CASE("caps_that_do_not_suffice_for_a_phase_to_come_are_refused_before_the_first_step") {
   TinyRun run;
   const std::string capped = "data.train=[{path: train.txt, name: web}, {path: b.txt, name: books, epochs: 1}]";
-  const std::string refusal = message_of<UserError>(
-      [&] { run.run({capped, "phases=[{steps: 4}, {steps: 8, global_batch: 2, weights: {books: 1}}]"}); });
+  const std::string refusal = message_of<UserError>([&] {
+    run.run({capped, "phases=[{steps: 4}, {steps: 8, global_batch: 2, weights: {books: 1}}]"});
+  });
   CAPTURE(refusal);
   CHECK(contains(refusal, "phases.1: the steps from here on need 16 samples of 16 tokens and the epoch caps"));
   CHECK(contains(refusal, "leave 2;"));  // 8 of 10 in the first, in which the others are web's
@@ -143,8 +147,8 @@ TEST_CASE("a_layout_may_change_where_a_phase_begins_and_within_it") {
   for (const std::int64_t stop : {4, 6}) {
     CAPTURE(stop);
     RanksRun moved;
-    const std::vector<ExitCode> codes = moved.run_ranks(
-        2, {three_phases[0], three_phases[1], "parallel.data=2", "parallel.zero=3"}, 0, stop);
+    const std::vector<ExitCode> codes =
+        moved.run_ranks(2, {three_phases[0], three_phases[1], "parallel.data=2", "parallel.zero=3"}, 0, stop);
     CHECK(all_are(codes, ExitCode::interrupted));
     CHECK(all_are(moved.run_ranks(4, {three_phases[0], three_phases[1], "parallel.tensor=2", "parallel.pipeline=2"}),
                   ExitCode::finished));
@@ -190,7 +194,8 @@ TEST_CASE("an_early_stop_and_a_longer_last_phase_need_nothing_more") {
 
 // As a kill leaves it: metrics of steps that no checkpoint has.
 TEST_CASE("a_run_that_is_killed_behind_the_beginning_of_a_phase_begins_it_again") {
-  const std::vector<std::string> settings = {three_phases[0], three_phases[1], "checkpoint.every=4", "checkpoint.keep=9"};
+  const std::vector<std::string> settings = {three_phases[0], three_phases[1], "checkpoint.every=4",
+                                             "checkpoint.keep=9"};
   TinyRun whole;
   CHECK(whole.run(settings) == ExitCode::finished);
   TinyRun killed;

@@ -85,6 +85,35 @@ TEST_CASE("a run resumed on other layouts continues the same losses") {
   for (const RestartRecord& restart : metrics.restarts) CHECK(restart.fingerprint_changed);
 }
 
+// Averages and batches are those of the run that was not interrupted, up to rounding.
+TEST_CASE("a run that measures the noise and whose batch follows it goes on with both on other layouts") {
+  const std::vector<std::string> settings = {"train.global_batch=auto", "train.batch_auto={min: 4, max: 16, every: 2}",
+                                             "log.gradient_noise={every: 1, decay: 0.5}", "train.tokens=1280"};
+  const auto begin = [&settings](RanksRun& run) {
+    run.overrides_always.insert(run.overrides_always.end(), settings.begin(), settings.end());
+  };
+  RanksRun single;
+  begin(single);
+  REQUIRE(single.run() == ExitCode::finished);
+  RanksRun run;
+  begin(run);
+  REQUIRE(all_are(run.run_ranks(4, data_by_pipeline, 0, 3), ExitCode::interrupted));
+  REQUIRE(all_are(run.run_ranks(4, {"parallel.data=4", "parallel.zero=3"}, 0, 3), ExitCode::interrupted));
+  CHECK(run.run() == ExitCode::finished);
+  const Metrics metrics = run.metrics();
+  const Metrics expected = single.metrics();
+  check_same_losses(metrics, expected);
+  std::int64_t most = 0;
+  for (std::size_t i = 0; i < metrics.steps.size(); ++i) {
+    CAPTURE(i);
+    CHECK(metrics.steps[i].batch == expected.steps.at(i).batch);
+    most = std::max(most, metrics.steps[i].batch.value_or(0));
+    REQUIRE(metrics.steps[i].noise.has_value());
+    CHECK(metrics.steps[i].noise->variance == doctest::Approx(expected.steps[i].noise->variance).epsilon(1e-3));
+  }
+  CHECK(most > 4);
+}
+
 TEST_CASE("a folder that gains a file is gone on with alike on every layout") {
   const auto begin = [](RanksRun& run) {
     run.overrides_always.push_back("data.train=[{path: corpus}]");

@@ -90,14 +90,14 @@ TEST_CASE("a checkpoint of a run without the spike policy says nothing of it and
   CHECK(read_state(manifest_of(state), "m").spike == state.spike);
 }
 
-TEST_CASE("a checkpoint of a run that does not measure the gradient's noise says nothing of it, nor reads what cannot be") {
+TEST_CASE(
+    "a checkpoint of a run that does not measure the gradient's noise says nothing of it, nor reads what cannot be") {
   RunState state = some_state();
   state.gradient_noise.reset();
   for (const auto& scalar : manifest_of(state).scalars) CHECK_FALSE(scalar.first.starts_with("gradient_noise"));
   CHECK_FALSE(read_state(manifest_of(state), "m").gradient_noise.has_value());
-  for (const GradientNoiseState& bad :
-       {GradientNoiseState{.square = std::nan(""), .variance = 1.0, .weight = 0.5},
-        GradientNoiseState{.square = 1.0, .variance = 1.0, .weight = 1.5}}) {
+  for (const GradientNoiseState& bad : {GradientNoiseState{.square = std::nan(""), .variance = 1.0, .weight = 0.5},
+                                        GradientNoiseState{.square = 1.0, .variance = 1.0, .weight = 1.5}}) {
     state.gradient_noise = bad;
     CHECK_THROWS_AS(read_state(manifest_of(state), "m"), InputError);
   }

@@ -67,8 +67,8 @@ TEST_CASE("the_noise_of_the_gradient_is_in_the_metrics_of_the_steps_that_measure
   GradientNoiseState state;
   for (const StepRecord& step : metrics.steps) {
     CAPTURE(step.step);
-    CHECK(step.loss == doctest::Approx(plain.metrics().steps.at(static_cast<std::size_t>(step.step - 1)).loss)
-                           .epsilon(1e-5));
+    CHECK(step.loss ==
+          doctest::Approx(plain.metrics().steps.at(static_cast<std::size_t>(step.step - 1)).loss).epsilon(1e-5));
     REQUIRE(step.noise.has_value() == (step.step % 3 == 0));
     if (!step.noise) continue;
     CHECK((step.noise->batch_small == 2 && step.noise->batch_big == 4));
@@ -85,6 +85,17 @@ TEST_CASE("the_noise_of_the_gradient_is_in_the_metrics_of_the_steps_that_measure
   CHECK_FALSE(without.metrics().steps.at(3).noise.has_value());
   for (const auto& scalar : Checkpoint(without.checkpoint(12)).manifest().scalars)
     CHECK_FALSE(scalar.first.starts_with("gradient_noise"));
+}
+
+TEST_CASE("a_run_with_moments_in_8_bits_resumes_to_the_bit_and_keeps_them_so") {
+  const Settings in_8_bits = {"model.hidden=128", "model.ffn_hidden=128", "train.optimizer.state=int8",
+                              "train.ema={decay: 0.9}"};
+  check_resumes_to_the_bit(in_8_bits);
+  TinyRun run;
+  run.run(in_8_bits, 3);
+  Settings in_fp32 = in_8_bits;
+  in_fp32[2] = "train.optimizer.state=fp32";
+  CHECK(contains(message_of<UserError>([&] { run.prepare(run.config(in_fp32)); }), "train.optimizer.state"));
 }
 
 TEST_CASE("a_run_of_tokens_has_the_learning_rates_of_one_of_steps_under_every_schedule") {

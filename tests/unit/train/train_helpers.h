@@ -3,6 +3,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -176,12 +178,17 @@ inline std::vector<float> tensors_of(const std::filesystem::path& path) {
   std::vector<float> out;
   for (const ManifestTensor& tensor : checkpoint.manifest().tensors) {
     std::vector<float> values(static_cast<std::size_t>(tensor.shape.num_elements()));
+    std::vector<std::uint8_t> codes(tensor.dtype == DType::u8 ? values.size() : 0);
     Box box;
     for (const std::int64_t extent : tensor.shape) {
       box.first.push_back(0);
       box.extent.push_back(extent);
     }
-    checkpoint.read(tensor.name, box, View(values.data(), DType::f32, tensor.shape));
+    if (codes.empty())
+      checkpoint.read(tensor.name, box, View(values.data(), DType::f32, tensor.shape));
+    else
+      checkpoint.read(tensor.name, box, View(codes.data(), DType::u8, tensor.shape));
+    std::copy(codes.begin(), codes.end(), values.begin());
     out.insert(out.end(), values.begin(), values.end());
   }
   return out;

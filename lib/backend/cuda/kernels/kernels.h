@@ -95,6 +95,10 @@ void compute(const Issue& issue, const AverageStep& op);
 template <class S>
 void compute(const Issue& issue, const Swap& op);
 
+// optimizer_blocks.cu
+template <class S>
+void compute(const Issue& issue, const BlockAdamWStep& op);
+
 // vocabulary.cu
 template <class S>
 void compute(const Issue& issue, const EmbeddingForward& op);

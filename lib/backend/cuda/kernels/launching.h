@@ -25,6 +25,10 @@ constexpr DType dtype_of_element<__half>() {
   return DType::f16;
 }
 template <>
+constexpr DType dtype_of_element<std::uint8_t>() {
+  return DType::u8;
+}
+template <>
 constexpr DType dtype_of_element<double>() {
   return DType::f64;
 }

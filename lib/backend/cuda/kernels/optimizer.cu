@@ -9,22 +9,7 @@ namespace scaletrain::cuda {
 
 namespace {
 
-struct Spans {
-  struct Span {
-    std::int64_t first, end;
-    float rate_factor, weight_decay;
-  };
-  Span of[max_spans];
-  int count;
-};
-
-// The span that holds an element, or null.
-__device__ inline const Spans::Span* span_of(const Spans& spans, std::int64_t element) {
-  const Spans::Span& span = entry_at(spans.of, spans.count, &Spans::Span::first, element);
-  return span.first <= element && element < span.end ? &span : nullptr;
-}
-
-constexpr int updated_at_once = 4;
+// --- updates ---
 
 // update(element, count as a constant, its span) for the elements of this thread, of which those in no span are left
 // out.
@@ -357,25 +342,6 @@ __global__ void swap_elements(float* a, float* b, std::int64_t count) {
   load(b + first, count - first, y);
   store(a + first, count - first, y);
   store(b + first, count - first, x);
-}
-
-// kernel(a table of spans, the first element, the end) for all spans.
-template <class Body>
-void for_tables(std::span<const UpdateSpan> all, Body&& body) {
-  for (std::size_t begin = 0; begin < all.size(); begin += max_spans) {
-    const std::size_t end = std::min(begin + max_spans, all.size());
-    Spans spans = {};
-    for (std::size_t i = begin; i < end; ++i)
-      spans.of[spans.count++] = {all[i].first, all[i].first + all[i].count, static_cast<float>(all[i].rate_factor),
-                                 static_cast<float>(all[i].weight_decay)};
-    const std::int64_t base = spans.of[0].first / updated_at_once * updated_at_once;
-    const std::int64_t last = spans.of[spans.count - 1].end;
-    if (last > base) body(spans, base, last);
-  }
-}
-
-const StepScalars* step_of(const ConstView& step) {
-  return reinterpret_cast<const StepScalars*>(address<double>(step));
 }
 
 template <class Whole, class Single, class Buffers>

@@ -1,7 +1,12 @@
-// Spans of elements on their way to a kernel.
+// Spans of a flat buffer as the kernels of updates get them: tables that travel with the launch.
 #pragma once
 
-#include "cuda_language.h"
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+#include "backend/cuda/kernels/kernels.h"
+#include "backend/cuda/kernels/launching.h"
 
 namespace scaletrain::cuda {
 
@@ -22,6 +27,42 @@ __device__ inline const Entry& entry_at(const Entry* entries, int count, T Entry
       high = middle;
   }
   return entries[low];
+}
+
+struct Spans {
+  struct Span {
+    std::int64_t first, end;
+    float rate_factor, weight_decay;
+  };
+  Span of[max_spans];
+  int count;
+};
+
+// The span that holds an element, or null.
+__device__ inline const Spans::Span* span_of(const Spans& spans, std::int64_t element) {
+  const Spans::Span& span = entry_at(spans.of, spans.count, &Spans::Span::first, element);
+  return span.first <= element && element < span.end ? &span : nullptr;
+}
+
+constexpr int updated_at_once = 4;
+
+// kernel(a table of spans, the first element, the end) for all spans.
+template <class Body>
+void for_tables(std::span<const UpdateSpan> all, Body&& body) {
+  for (std::size_t begin = 0; begin < all.size(); begin += max_spans) {
+    const std::size_t end = std::min(begin + max_spans, all.size());
+    Spans spans = {};
+    for (std::size_t i = begin; i < end; ++i)
+      spans.of[spans.count++] = {all[i].first, all[i].first + all[i].count, static_cast<float>(all[i].rate_factor),
+                                 static_cast<float>(all[i].weight_decay)};
+    const std::int64_t base = spans.of[0].first / updated_at_once * updated_at_once;
+    const std::int64_t last = spans.of[spans.count - 1].end;
+    if (last > base) body(spans, base, last);
+  }
+}
+
+inline const StepScalars* step_of(const ConstView& step) {
+  return reinterpret_cast<const StepScalars*>(address<double>(step));
 }
 
 }  // namespace scaletrain::cuda
