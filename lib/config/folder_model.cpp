@@ -67,11 +67,12 @@ void check_layers(const FolderModel& theirs, const Config& config, ReadContext& 
                                         "to have, more than the {} of that in {}",
                                         layers_key, theirs.model.layers, *config.model.init.from));
   } else if (config.model.layers <= theirs.model.layers) {
-    context.diagnostics.add(place_of(context, layers_key),
-                            fmt::format("{}: {}, but the model in {} has {}, and model.grow.order {} makes a deeper one "
-                                        "of it; write more, or leave model.grow out",
-                                        layers_key, config.model.layers, *config.model.init.from, theirs.model.layers,
-                                        to_text(config.model.grow.order)));
+    context.diagnostics.add(
+        place_of(context, layers_key),
+        fmt::format("{}: {}, but the model in {} has {}, and model.grow.order {} makes a deeper one "
+                    "of it; write more, or leave model.grow out",
+                    layers_key, config.model.layers, *config.model.init.from, theirs.model.layers,
+                    to_text(config.model.grow.order)));
   }
 }
 

@@ -46,9 +46,7 @@ class Block : public Unit {
                 Region work) const override;
 
  private:
-  BlockExtent extent(const UnitRun& run) const {
-    return extent(run.batch.shape, run.backend.compute_type());
-  }
+  BlockExtent extent(const UnitRun& run) const { return extent(run.batch.shape, run.backend.compute_type()); }
   BlockExtent extent(const BatchShape& shape, DType compute) const {
     return {spec_, part_, shape, compute, recompute_, attention_workspace_, adapted_, scratch_rows_};
   }

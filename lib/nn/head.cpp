@@ -19,7 +19,8 @@ std::int64_t head_chunk_rows(std::int64_t rows, std::int64_t vocab, std::int64_t
                              const ScratchRows& scratch_rows) {
   constexpr std::int64_t tile = 16;   // rows that matrix kernels like to see together
   constexpr std::int64_t panel = 64;  // of rows, which kernels fill up: whole ones where there are some
-  const std::int64_t fitting = std::max(scratch_rows.budget, std::min(block_scratch, scratch_rows.enough * vocab)) / vocab;
+  const std::int64_t fitting =
+      std::max(scratch_rows.budget, std::min(block_scratch, scratch_rows.enough * vocab)) / vocab;
   const std::int64_t limit =
       fitting >= 3 * panel ? (fitting + panel / 2) / panel * panel : std::max(tile, fitting / tile * tile);
   if (rows <= limit) return std::max<std::int64_t>(rows, 1);

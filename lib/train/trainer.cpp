@@ -171,14 +171,7 @@ void Trainer::Impl::begin_phase() {
       state.spike.row = 0;
     }
   }
-  PhaseRecord line{.step = state.step + 1,
-                   .phase = now.index,
-                   .steps = now.steps,
-                   .context = now.context,
-                   .global_batch = now.global_batch,
-                   .learning_rate_factor = now.learning_rate_factor};
-  for (std::size_t i = 0; i < now.weights.size(); ++i)
-    if (now.weights[i] > 0) line.weights.emplace_back(name_of_source(config.data, i), now.weights[i]);
+  const PhaseRecord line = phase_record(config, now, state.step + 1);
   record(line);
   parts.log.info(fmt::format("step {} begins {}", line.step, phase_text(config, now)));
 }

@@ -38,7 +38,7 @@ class Averaged:
 
 
 def main():
-    for folder, model in make_golden.open_models(pathlib.Path(__file__).resolve().parent):
+    for folder, model, _ in make_golden.open_models(pathlib.Path(__file__).resolve().parent):
         if folder.name != "llama_untied":
             continue
         weights = load_file(folder / "model.safetensors")

@@ -158,7 +158,7 @@ def make(folder, model):
 
 def main():
     AttentionInterface.register("dropped", attention)
-    for folder, model in make_golden.open_models(pathlib.Path(__file__).resolve().parent):
+    for folder, model, _ in make_golden.open_models(pathlib.Path(__file__).resolve().parent):
         make(folder, model)
 
 

@@ -102,7 +102,7 @@ def open_gemma2(folder):
 
 def main():
     rows()
-    for folder, model in make_golden.open_models(FOLDER):
+    for folder, model, _ in make_golden.open_models(FOLDER):
         if folder.name == "llama_untied":
             of_model(folder, model)
     of_model(FOLDER / "gemma2", open_gemma2(FOLDER / "gemma2"))

@@ -98,7 +98,7 @@ def make(folder, model):
 
 
 def main():
-    for folder, model in make_golden.open_models(pathlib.Path(__file__).resolve().parent):
+    for folder, model, _ in make_golden.open_models(pathlib.Path(__file__).resolve().parent):
         if folder.name in JOINS:
             make(folder, model)
 

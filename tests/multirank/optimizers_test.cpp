@@ -135,13 +135,15 @@ TEST_CASE("no_bit_of_any_optimizer_depends_on_late_streams_or_on_where_its_state
   }
 }
 
-// A step that is skipped for an overflow leaves parameters and states as they were, and the next one finds them.
+// A step that is skipped for an overflow leaves parameters, states and averages as they were, and the next one finds
+// them.
 TEST_CASE("an_overflow_in_fp16_changes_nothing_of_any_optimizer") {
   for (const NamedOptimizer& named : optimizers_beside_adamw()) {
     CAPTURE(named.name);
     Config config = config_of(named);
     config.precision.compute = Precision::fp16;
     config.precision.loss_scale = 1e30;
+    config.train.ema = EmaConfig{.decay = 0.5};
     lay_out(config, {"", 2, 1, 1, 1});
     const PhasePlan plan = make_test_plan(config, TestBackend::cpu_f16);
     TensorAssembler before(plan.table);

@@ -312,7 +312,8 @@ void HuggingFaceModel::Impl::name_sources(const ParamTable& table, std::span<con
     const int unit = table.parameters()[static_cast<std::size_t>(parameter)].unit;
     const auto layer = static_cast<std::size_t>(unit - 1);
     if (unit == 0 || layer >= growth.size()) continue;
-    const auto within = static_cast<std::size_t>(parameter - table.units()[static_cast<std::size_t>(unit)].first_parameter);
+    const auto within =
+        static_cast<std::size_t>(parameter - table.units()[static_cast<std::size_t>(unit)].first_parameter);
     tensor.name = own.parameters_of(narrow<int>(growth[layer].source + 1))[within].hugging_face_name;
   }
 }

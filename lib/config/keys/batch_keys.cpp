@@ -5,6 +5,8 @@
 
 namespace scaletrain {
 
+using namespace key_rows;  // NOLINT(google-build-using-namespace)
+
 const KeyTable<BatchAutoConfig>& batch_auto_table() {
   static const KeyTable<BatchAutoConfig> table = [] {
     KeyTable<BatchAutoConfig> out;

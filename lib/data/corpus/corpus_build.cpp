@@ -229,12 +229,13 @@ class Build {
 
   // A shard may be of bad records alone; the whole may not.
   void refuse_nothing_left() const {
-    const bool is_empty =
-        std::all_of(writers_.begin(), writers_.end(), [](const auto& writer) { return writer->extent().documents == 0; });
+    const bool is_empty = std::all_of(writers_.begin(), writers_.end(),
+                                      [](const auto& writer) { return writer->extent().documents == 0; });
     if (!is_empty || notes_.num_skipped() == 0 || request_.shards > 1) return;
-    throw InputError(fmt::format("SOURCES: nothing is left to build: {}; without --on-bad-record skip the first record "
-                                 "is named with what is wrong with it",
-                                 notes_.lines("sources").front()));
+    throw InputError(
+        fmt::format("SOURCES: nothing is left to build: {}; without --on-bad-record skip the first record "
+                    "is named with what is wrong with it",
+                    notes_.lines("sources").front()));
   }
 
   const CorpusRequest& request_;

@@ -30,7 +30,8 @@ struct InstructionRecord {
 // BadRecordError, whose message begins with `where`: it holds no such record.
 InstructionRecord parse_instruction(std::string_view line, RecordKind records, const std::string& where);
 
-// There is something to learn where only answers are: a completion, or a message of the assistant that is not only read.
+// There is something to learn where only answers are: a completion, or a message of the assistant that is not only
+// read.
 bool has_answer(const InstructionRecord& record);
 
 // What a line without the field that `records: text` names looks like by its other fields; nothing: no instructions.

@@ -95,4 +95,16 @@ std::string phase_text(const Config& config, const TrainingPhase& phase) {
   return text;
 }
 
+PhaseRecord phase_record(const Config& config, const TrainingPhase& phase, std::int64_t step) {
+  PhaseRecord line{.step = step,
+                   .phase = phase.index,
+                   .steps = phase.steps,
+                   .context = phase.context,
+                   .global_batch = phase.global_batch,
+                   .learning_rate_factor = phase.learning_rate_factor};
+  for (std::size_t i = 0; i < phase.weights.size(); ++i)
+    if (phase.weights[i] > 0) line.weights.emplace_back(name_of_source(config.data, i), phase.weights[i]);
+  return line;
+}
+
 }  // namespace scaletrain

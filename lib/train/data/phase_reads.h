@@ -9,6 +9,7 @@
 
 #include "config/phases.h"
 #include "data/dataset.h"
+#include "telemetry/metrics.h"
 #include "train/run_state.h"
 
 namespace scaletrain {
@@ -36,5 +37,7 @@ std::string phase_shortage(const std::vector<PhaseReads>& reads);
 
 // "phase 2 of 3: 1,000 steps of 64 samples of 2,048 tokens (code 0.3, web 0.7), learning rate times 0.1".
 std::string phase_text(const Config& config, const TrainingPhase& phase);
+// The line of metrics.jsonl that says it. step: its first.
+PhaseRecord phase_record(const Config& config, const TrainingPhase& phase, std::int64_t step);
 
 }  // namespace scaletrain

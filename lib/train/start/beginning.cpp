@@ -151,9 +151,8 @@ void settle_early_stop(WorkerParts& parts, RunState& state) {
 
 std::vector<SourceRecord> tell_sources(WorkerParts& parts, const RunState& state) {
   const std::int64_t steps = std::max<std::int64_t>(0, last_step(parts.config, state) - state.step);
-  std::vector<SourceRecord> sources =
-      source_records(*parts.data, parts.contents, state.history,
-                     samples_from(train_from(parts.config, state), state.step, steps));
+  std::vector<SourceRecord> sources = source_records(*parts.data, parts.contents, state.history,
+                                                     samples_from(train_from(parts.config, state), state.step, steps));
   // The mix of this phase says nothing of the others.
   const std::vector<PhaseReads> reads = phase_reads(*parts.data, parts.config, state);
   if (!reads.empty()) end_with(sources, reads.back().epochs);

@@ -380,7 +380,8 @@ TEST_CASE("a_model_that_grows_begins_at_the_loss_of_that_which_it_grew_from_and_
     const Ended end = workspace().run(workspace().training(name, settings));
     REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
     std::map<long, std::string> losses;
-    for (const auto& [step, line] : trajectory_of(workspace() / name).steps) losses[step] = line.substr(0, line.find(' '));
+    for (const auto& [step, line] : trajectory_of(workspace() / name).steps)
+      losses[step] = line.substr(0, line.find(' '));
     return losses;
   };
   const auto of_folder = first_losses("grown-not", {});
@@ -391,16 +392,16 @@ TEST_CASE("a_model_that_grows_begins_at_the_loss_of_that_which_it_grew_from_and_
     // Copies learn, too.
     CHECK(grown.at(2) != of_folder.at(2));
     const auto divided = first_losses("grown-ranks-" + order, {"model.layers=5", "model.grow.order=" + order,
-                                                              "parallel.tensor=2", "parallel.pipeline=2"});
+                                                               "parallel.tensor=2", "parallel.pipeline=2"});
     for (const int step : {1, 2})
       CHECK(std::stod(divided.at(step)) == doctest::Approx(std::stod(grown.at(step))).epsilon(1e-6));
   }
   const auto whole = first_losses("grown-whole", {"model.layers=5", "model.grow={order: stack, identity: false}"});
   CHECK(whole.at(1) != of_folder.at(1));
   // The run has its layers now.
-  const Ended resumed = workspace().run(workspace().training(
-      "grown-stack", {"model.init.from=" + folder, "train.steps=3", "train.lr_schedule.warmup=1", "model.layers=5",
-                      "model.grow.order=stack"}));
+  const Ended resumed = workspace().run(
+      workspace().training("grown-stack", {"model.init.from=" + folder, "train.steps=3", "train.lr_schedule.warmup=1",
+                                           "model.layers=5", "model.grow.order=stack"}));
   REQUIRE_MESSAGE(resumed.exit_code == 0, resumed.errors);
   CHECK(trajectory_of(workspace() / "grown-stack").last_step() == 3);
 }

@@ -117,6 +117,10 @@ TEST_CASE("phases that do not fit are refused, each with what helps") {
   check("[{steps: 2}]", "train.steps: 3, but the phases have 2 steps together", {"train.steps=3"});
   check("[{steps: 9}]", "train.batch_ramp: a batch cannot grow by a ramp and by phases",
         {"train.batch_ramp={from: 2, by: 2, steps: 4}"});
+  check("[{steps: 9}]", "log.gradient_noise: the noise is not measured in a run of phases yet",
+        {"log.gradient_noise={}"});
+  check("[{steps: 9}]", "train.global_batch: auto has no say in a run of phases yet",
+        {"log.gradient_noise={}", "train.global_batch=auto", "train.batch_auto={min: 2, max: 8}"});
   check("[{steps: 2, learning_rate: 0.1}]", "phases.0.learning_rate");
   CHECK(contains(
       refusal_of("[{steps: 2, context: 64}]", {"model.context=128", "data.train=[{path: a.jsonl, records: messages}]"}),
