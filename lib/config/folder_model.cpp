@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <exception>
+#include <system_error>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/text.h"
 #include "config/input_paths.h"
 #include "config/keys/keys.h"
@@ -76,22 +78,63 @@ void check_layers(const FolderModel& theirs, const Config& config, ReadContext& 
   }
 }
 
+// Bytes, which stand where no tokenizer is named, are those of few models: another would be trained on other ids than
+// its own.
+void check_tokenizer(const FolderModel& theirs, const Config& config, ReadContext& context) {
+  constexpr const char* type_key = "data.tokenizer.type";
+  constexpr std::int64_t ids_of_bytes = 257;
+  if (context.given.contains(type_key) || is_broken(context, type_key) || is_broken(context, "data.tokenizer") ||
+      config.data.tokenizer.type != TokenizerKind::bytes || !theirs.model.vocab || *theirs.model.vocab == ids_of_bytes)
+    return;
+  context.diagnostics.add(
+      place_of(context, from_key),
+      fmt::format(
+          "{0}: is missing; the model in {1} has {2} ids, and bytes, which would stand here, have {3}. Name its "
+          "tokenizer: data.tokenizer: {{type: bpe, path: {1}}}, or type: sentencepiece; or say type: bytes",
+          type_key, *config.model.init.from, *theirs.model.vocab, ids_of_bytes));
+}
+
+// The model's own tokenizer lies beside it, and a file of the same may be written in another way: no more than a
+// notice.
+void tell_other_tokenizer(const Config& config, std::vector<std::string>& notices) {
+  namespace fs = std::filesystem;
+  if (config.data.tokenizer.type != TokenizerKind::bpe || !config.data.tokenizer.path) return;
+  constexpr const char* name = "tokenizer.json";
+  constexpr std::uint64_t largest = 1u << 28;
+  std::error_code error;
+  const fs::path path = *config.data.tokenizer.path;
+  const fs::path ours = fs::is_directory(path, error) ? path / name : path;
+  const fs::path theirs = fs::path(*config.model.init.from) / name;
+  if (ours.extension() != ".json" || !fs::exists(ours, error) || !fs::exists(theirs, error) ||
+      fs::equivalent(ours, theirs, error))
+    return;
+  try {
+    if (read_text_file(ours, largest) == read_text_file(theirs, largest)) return;
+  } catch (const InputError&) {
+    return;  // whoever reads the tokenizer says it
+  }
+  notices.push_back(
+      fmt::format("data.tokenizer.path: {} is not the {} beside the model in {}: where its ids mean other tokens, the "
+                  "model reads what it has not learnt",
+                  ours.string(), name, *config.model.init.from));
+}
+
 }  // namespace
 
 void take_folder_model(const FolderModelLook& look, const std::filesystem::path& folder, Config& config,
                        ReadContext& context, std::vector<std::string>& notices) {
   if (!look || !config.model.init.from || is_broken(context, from_key)) return;
   FolderModel theirs;
+  Config resolved = config;
   try {
-    Config resolved = config;
     resolve_paths(resolved, folder);
     theirs = look(resolved);
   } catch (const std::exception& failure) {
     const bool is_said_enough = config.model.preset || context.given.contains("model.hidden");
     if (!is_said_enough)
-      context.diagnostics.add(place_of(context, from_key),
-                              fmt::format("{}: {}; without it there is no telling what the model is", from_key,
-                                          std::string_view(failure.what())));
+      context.diagnostics.add(
+          place_of(context, from_key),
+          fmt::format("{}: {}; so there is no telling what the model is", from_key, std::string_view(failure.what())));
     return;
   }
   const bool grows = config.model.grow.order != GrowthOrder::none && !theirs.is_of_run;
@@ -113,6 +156,8 @@ void take_folder_model(const FolderModelLook& look, const std::filesystem::path&
                                     context_key, theirs.model.context, *config.model.init.from));
   }
   if (theirs.is_of_run) return;  // resuming compares
+  check_tokenizer(theirs, config, context);
+  tell_other_tokenizer(resolved, notices);
   for (const Key<Config>* key : said) {
     if (key->info.path == context_key && config.model.position == PositionKind::rope) {
       check_context(theirs, config, context);

@@ -83,7 +83,10 @@ FileKind kind_of(const fs::path& path, const SourceSpec& spec) {
     const bool is_argument = is_of_command(spec);
     throw UserError(fmt::format("{}: {} looks like no text, JSONL or token file; unpack or convert it{}",
                                 is_argument ? path_key(spec) : spec.key + ".type", path.string(),
-                                is_argument ? "" : ", or name its type, or with a pattern the files that are meant"));
+                                is_argument
+                                    ? "; lines of JSON under such a name are read with --type jsonl"
+                                    : ", or name its type (lines of JSON: jsonl), or with a pattern the files that are "
+                                      "meant"));
   }
   if (is_compressed && (extension == ".bin" || extension == ".idx"))
     throw UserError(fmt::format("{}: {}: token files are read where they lie, not compressed; unpack it",

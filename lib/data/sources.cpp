@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/numbers/checked.h"
+#include "data/corpus/corpus_build.h"
 #include "data/instructions/instruction_source.h"
 
 namespace scaletrain {
@@ -64,6 +65,9 @@ class OpenFoundSource final : public FoundSource {
       if (file.kind != FileKind::tokens && !tokenizer_.reads_text())
         throw text_refusal(spec_, file, tokenizer_.description());
       token_files_.push_back(file.kind == FileKind::tokens ? open_source_tokens(spec_, file) : nullptr);
+      if (file.kind != FileKind::tokens || !options_.report) continue;
+      if (const auto other = other_tokenizer(token_files_.back()->path(), tokenizer_))
+        options_.report(fmt::format("notice: {}: {}", path_key(spec_), *other));
     }
     content_.key = spec_.key;
     content_.path = spec_.path;

@@ -26,7 +26,19 @@ std::unique_ptr<Tokenizer> open_tokenizer(const std::string& name, std::optional
     const bool is_sentencepiece = std::filesystem::path(name).extension() == ".model" ||
                                   (!holds_bpe_files(name) && holds_sentencepiece_file(name));
     if (is_sentencepiece) return std::make_unique<SentencePieceTokenizer>(name, end_of_document);
-    return std::make_unique<BpeTokenizer>(read_bpe_spec(name), end_of_document);
+    try {
+      return std::make_unique<BpeTokenizer>(read_bpe_spec(name), end_of_document);
+    } catch (const UnknownEndError&) {
+      throw;
+    } catch (const InputError& refused) {
+      // Of SentencePiece's models transformers writes a tokenizer.json, too, which is not read.
+      if (!std::filesystem::is_directory(name) || !holds_sentencepiece_file(name)) throw;
+      write_message(
+          fmt::format("notice: --tokenizer: {}: its tokenizer.model is taken, since its tokenizer.json cannot "
+                      "be used: {}",
+                      name, refused.what()));
+      return std::make_unique<SentencePieceTokenizer>(name, end_of_document);
+    }
   } catch (const UnknownEndError& error) {
     throw UserError(fmt::format("{}. Give its id as --end-of-document", error.what()));
   }

@@ -149,7 +149,8 @@ void declare(CLI::App& command, DataArguments& arguments) {
 
 Command add_data_inspect(CLI::App& app) {
   auto arguments = std::make_shared<DataArguments>();
-  CLI::App* command = app.add_subcommand("inspect", "What a file or folder of data is: kind, documents, tokens");
+  CLI::App* command = app.add_subcommand(
+      "inspect", "What a file or folder of data is: kind and size; of token files documents and tokens");
   declare(*command, *arguments);
   return [arguments] { return inspect_path(*arguments); };
 }

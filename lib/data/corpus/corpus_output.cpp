@@ -103,6 +103,32 @@ std::optional<nlohmann::json> build_record(const fs::path& stem) {
   return record;
 }
 
+std::optional<std::string> other_tokenizer(const fs::path& token_file, const Tokenizer& tokenizer) {
+  if (!tokenizer.reads_text()) return std::nullopt;  // ids mean what they did
+  fs::path stem = token_file;
+  stem.replace_extension();
+  std::string name;
+  std::string made_with;
+  try {
+    const std::optional<nlohmann::json> record = build_record(stem);
+    if (!record) return std::nullopt;
+    const std::string where = with_ending(stem, kRecordEnding).string();
+    const nlohmann::json& theirs = json_member(*record, "tokenizer", where);
+    name = json_string(theirs, "name", where);
+    made_with = json_string(theirs, "description", where);
+  } catch (const InputError&) {
+    return std::nullopt;  // the tokens are there all the same
+  }
+  // Behind that come rules and versions, which change few ids or none.
+  const auto content_of = [](const std::string& description) {
+    return description.substr(0, description.find(", end of document"));
+  };
+  if (content_of(made_with) == content_of(tokenizer.description())) return std::nullopt;
+  return fmt::format(
+      "{} was made with the tokenizer {} ({}), and this is another one ({}), whose ids mean other tokens",
+      token_file.string(), name, content_of(made_with), content_of(tokenizer.description()));
+}
+
 Workplace::Workplace(const OutputNames& names, const std::vector<std::string>& parts, const BuildId& id)
     : folder_(names.work_folder()), id_(id) {
   for (const std::string& part : parts) stems_.push_back(names.stem(part));

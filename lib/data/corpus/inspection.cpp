@@ -180,7 +180,11 @@ class FileInspector {
       vocab = json_integer(tokenizer, "vocab", where);
       if (reads_all_) compare_with(*record, stem, where, *tokens);
     }
-    if (options_.tokenizer != nullptr) vocab = options_.tokenizer->vocab_size();
+    if (options_.tokenizer != nullptr) {
+      vocab = options_.tokenizer->vocab_size();
+      if (const auto other = reads_all_ ? other_tokenizer(tokens->path(), *options_.tokenizer) : std::nullopt)
+        throw InputError(*other);
+    }
     if (reads_all_) {
       tokens->verify();
       read_all(*tokens, vocab);

@@ -42,6 +42,12 @@ std::unique_ptr<Tokenizer> make_file_tokenizer(const TokenizerConfig& config, st
     }
   } catch (const UnknownEndError& error) {
     throw InputError(fmt::format("{}. Give its id as data.tokenizer.end_of_document", error.what()));
+  } catch (const FileAccessError&) {
+    throw;
+  } catch (const InputError& error) {
+    if (!is_bpe || !holds_sentencepiece_file(*config.path)) throw;
+    throw InputError(
+        fmt::format("{}; its tokenizer.model is read with data.tokenizer.type: sentencepiece", error.what()));
   }
   check_vocab(*tokenizer, model_vocab);
   return tokenizer;

@@ -21,18 +21,6 @@ void add_update(RunTime& time, const PlanFacts& facts) {
   if (link > 0) time.update_seconds = static_cast<double>(time.update.each_way + time.update.piece) / link;
 }
 
-// What a step in halves (log.gradient_noise) takes longer than another, as a share of that: halves that do not fill
-// their micro-batches are padded, and a pipeline is filled and emptied twice. bubble: of the other.
-double added_by_halves(const PhasePlan& phase, double bubble) {
-  if (!phase.gradient_noise || phase.global_batch < 2) return 0.0;
-  const auto whole = static_cast<double>(phase.num_micro_batches);
-  const double idle = whole * bubble / (1.0 - bubble);
-  double halves = 2.0 * idle;
-  for (const std::int64_t samples : halves_of(phase.global_batch))
-    halves += static_cast<double>(phase.micro_batches_of(samples));
-  return halves / (whole + idle) - 1.0;
-}
-
 double product_seconds(const PlanFacts& facts, double rate_of_rank) {
   const PhasePlan& phase = facts.phase;
   const auto optimizer = make_optimizer(phase.optimizer);
@@ -45,6 +33,16 @@ double product_seconds(const PlanFacts& facts, double rate_of_rank) {
 }
 
 }  // namespace
+
+double added_by_halves(const PhasePlan& phase, double bubble) {
+  if (!phase.gradient_noise || phase.global_batch < 2) return 0.0;
+  const auto whole = static_cast<double>(phase.num_micro_batches);
+  const double idle = whole * bubble / (1.0 - bubble);
+  double halves = 2.0 * idle;
+  for (const std::int64_t samples : halves_of(phase.global_batch))
+    halves += static_cast<double>(phase.micro_batches_of(samples));
+  return halves / (whole + idle) - 1.0;
+}
 
 UpdatePass update_pass_of(const PhasePlan& phase, std::int64_t stage) {
   return update_pass(phase.table, phase.layout(phase.mesh.rank_of({.pipeline = stage})), phase.store_options());

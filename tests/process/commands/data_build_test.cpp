@@ -143,6 +143,51 @@ TEST_CASE("what_cannot_be_built_is_refused_by_name_and_what_is_damaged_ends_with
   check_built(workspace().run({"data", "verify", "o"}));
 }
 
+TEST_CASE("what_data_is_is_told_also_where_not_all_of_it_can_be_used") {
+  workspace().write("mixed/chats.jsonl",
+                    "no json\n"
+                    "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\n"
+                    "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, "
+                    "{\"role\": \"assistant\", \"content\": \"b\"}]}\n");
+  workspace().write("mixed/picture.png", "\x89PNG");
+  for (const char* command : {"inspect", "verify"}) {
+    const Ended end = workspace().run({"data", command, "mixed", "--on-bad-record", "skip"});
+    CHECK_MESSAGE(end.exit_code == (command == std::string("verify") ? 3 : 0), end.errors);
+    CHECK(end.output.find("mixed/chats.jsonl: JSONL of conversations") != std::string::npos);
+    CHECK(end.output.find("mixed/picture.png: of no known kind, 4 B; cannot be used") != std::string::npos);
+    CHECK(end.says("mixed/picture.png looks like no text, JSONL or token file"));
+  }
+  const Ended verified = workspace().run({"data", "verify", "mixed/chats.jsonl", "--on-bad-record", "skip"});
+  check_built(verified);
+  CHECK(verified.output.find("2 documents, 1 of them without an answer to learn") != std::string::npos);
+  // Nothing but bad records is no corpus, and may be built rightly afterwards.
+  const Ended empty = workspace().run({"data", "build", "mixed/chats.jsonl", "--tokenizer", "bytes", "--output",
+                                       "mixed-out", "--on-bad-record", "skip"});
+  CHECK_MESSAGE(empty.exit_code == 3, empty.errors);
+  CHECK_MESSAGE(empty.says("SOURCES: nothing is left to build: sources: 3 bad records were skipped"), empty.errors);
+  CHECK_FALSE(fs::exists(workspace() / "mixed-out.bin"));
+  workspace().write("mixed/lines.json", "{\"text\": \"x\"}\n");
+  const Ended named = workspace().run({"data", "build", "mixed/lines.json", "--tokenizer", "bytes", "--output", "lj"});
+  CHECK_MESSAGE(named.exit_code == 2, named.errors);
+  CHECK(named.says("--type jsonl"));
+  check_built(workspace().run(
+      {"data", "build", "mixed/lines.json", "--tokenizer", "bytes", "--output", "lj", "--type", "jsonl"}));
+}
+
+TEST_CASE("token_files_say_where_another_tokenizer_has_made_them") {
+  workspace().write("made/a.txt", "some text\n");
+  const Ended trained = workspace().run({"data", "train-tokenizer", "made/a.txt", "--vocab", "260", "--output",
+                                         (workspace() / "made-tokenizer").string()});
+  REQUIRE_MESSAGE(trained.exit_code == 0, trained.errors);
+  check_built(
+      workspace().run({"data", "build", "made/a.txt", "--tokenizer", "made-tokenizer", "--output", "made-out"}));
+  check_built(workspace().run({"data", "verify", "made-out.bin", "--tokenizer", "made-tokenizer"}));
+  const Ended verified = workspace().run({"data", "verify", "made-out.bin", "--tokenizer", "bytes"});
+  CHECK(verified.exit_code == 3);
+  CHECK(verified.says("made-out.bin was made with the tokenizer made-tokenizer (bpe "));
+  CHECK(verified.says("and this is another one (bytes, 257 tokens), whose ids mean other tokens"));
+}
+
 TEST_CASE("a_program_without_the_module_for_parquet_refuses_it_with_what_to_do") {
   fs::create_directories(workspace() / "bare");
   fs::copy_file(SCALETRAIN_PROGRAM, workspace() / "bare/scaletrain", fs::copy_options::overwrite_existing);

@@ -315,7 +315,7 @@ namespace {
 
 // What a folder of this model makes of a config.
 LoadedConfig load_from(const FolderModel& folder, const std::string& keys) {
-  return load_text(kLeast + "model: {init: {from: f}" + keys + "}\n", {}, {},
+  return load_text(kLeast + "model: {init: {from: f}" + keys + "}\n", {"data.tokenizer.type=ids"}, {},
                    {.look_at_model = [folder](const Config&) { return folder; }});
 }
 std::string errors_from(const FolderModel& folder, const std::string& keys) {
@@ -348,6 +348,46 @@ TEST_CASE("a model that grows has the layers that the config says, more than the
   of_run.model.layers = 5;
   CHECK(load_from(of_run, grows + ", layers: 5").config.model.layers == 5);
   CHECK(load_from(of_run, grows).config.model.layers == 5);
+}
+
+TEST_CASE("a folder of a model that is not for bytes asks for the tokenizer that it is for") {
+  const auto errors = [](std::int64_t vocab, std::vector<std::string> more) {
+    FolderModel folder = small_folder();
+    folder.model.vocab = vocab;
+    return message_of<UserError>([&] {
+      load_text(kLeast + "model: {init: {from: f}}\n", more, {},
+                {.look_at_model = [&](const Config&) { return folder; }});
+    });
+  };
+  CHECK(contains(errors(151936, {}),
+                 "data.tokenizer.type: is missing; the model in f has 151936 ids, and bytes, which would stand here, "
+                 "have 257. Name its tokenizer: data.tokenizer: {type: bpe, path: f}, or type: sentencepiece"));
+  CHECK(errors(257, {}).empty());
+  CHECK_FALSE(contains(errors(320, {"data.tokenizer.type=bytes"}), "data.tokenizer.type"));
+}
+
+TEST_CASE("another tokenizer than that beside the model is told, and not the same under another name") {
+  const TempFolder folder;
+  std::filesystem::create_directories(folder / "model");
+  folder.write("model/tokenizer.json", "{\"a\": 1}");
+  folder.write("same.json", "{\"a\": 1}");
+  folder.write("other.json", "{\"a\": 2}");
+  const auto notices = [&](const std::string& tokenizer) {
+    const std::string model = (folder / "model").string();
+    return load_text(kLeast + "model: {init: {from: " + model + "}}\n",
+                     {"data.tokenizer.type=bpe", "data.tokenizer.path=" + tokenizer}, {},
+                     {.look_at_model = [](const Config&) { return small_folder(); }})
+        .notices;
+  };
+  const auto tells = [&](const std::string& tokenizer) {
+    const std::vector<std::string> all = notices(tokenizer);
+    return std::any_of(all.begin(), all.end(), [](const std::string& line) {
+      return contains(line, "is not the tokenizer.json beside the model");
+    });
+  };
+  CHECK(tells((folder / "other.json").string()));
+  CHECK_FALSE(tells((folder / "same.json").string()));
+  CHECK_FALSE(tells((folder / "model").string()));
 }
 
 TEST_CASE("a folder to start from brings the shape, and what is said beside it agrees") {
@@ -425,11 +465,11 @@ TEST_CASE(
 
 TEST_CASE("a folder that cannot be read is refused where nothing else says what the model is") {
   const auto load = [](const std::string& keys) {
-    return load_text(kLeast + "model: {init: {from: f}" + keys + "}\n", {}, {},
+    return load_text(kLeast + "model: {init: {from: f}" + keys + "}\n", {"data.tokenizer.type=ids"}, {},
                      {.look_at_model = [](const Config&) -> FolderModel { throw InputError("it is gone"); }});
   };
   CHECK(message_of<UserError>([&] { load(""); }) ==
-        "c.yaml:3:22: model.init.from: it is gone; without it there is no telling what the model is");
+        "c.yaml:3:22: model.init.from: it is gone; so there is no telling what the model is");
   CHECK(load(", hidden: 96").config.model.hidden == 96);  // who reads the weights reports it
   // A run that has a checkpoint compares with that.
   FolderModel of_run = small_folder();
