@@ -223,12 +223,11 @@ inline void check_loss_and_gradients(Golden&& golden, const Tolerances& toleranc
   }
 }
 
-// As the file has it.
-inline OptimizerConfig golden_optimizer(const Expected& expected, const GoldenCase& of) {
-  OptimizerConfig config{.type = of.optimizer};
-  const auto read = [&](const char* key, double& value) {
-    if (expected.has_number(of.prefix + key)) value = expected.number(of.prefix + key);
-  };
+// By what setting(name) has, an optional double.
+template <class Setting>
+OptimizerConfig optimizer_of(OptimizerKind type, Setting setting) {
+  OptimizerConfig config{.type = type};
+  const auto read = [&](const char* key, double& value) { value = setting(key).value_or(value); };
   read("learning_rate", config.learning_rate);
   read("beta1", config.beta1);
   read("beta2", config.beta2);
@@ -249,6 +248,14 @@ inline OptimizerConfig golden_optimizer(const Expected& expected, const GoldenCa
   read("slow_warmup", slow_warmup);
   config.slow_warmup = static_cast<std::int64_t>(slow_warmup);
   return config;
+}
+
+// As the file has it.
+inline OptimizerConfig golden_optimizer(const Expected& expected, const GoldenCase& of) {
+  return optimizer_of(of.optimizer, [&](const char* key) -> std::optional<double> {
+    if (!expected.has_number(of.prefix + key)) return std::nullopt;
+    return expected.number(of.prefix + key);
+  });
 }
 
 // How far each step's loss and norm were from float64, relative.

@@ -5,8 +5,8 @@
     venv/bin/python tests/golden/make_curves.py
 
 Each run is 100 steps of a golden model from the weights in its folder, on a text of that model's, in order and again from its beginning. AdamW
-and SGD are PyTorch's; the others are those of make_optimizers.py, written from their papers. The two runs of an optimizer differ in the model's
-family, the text, the schedule and in whether gradients are clipped.
+and SGD are PyTorch's, and Muon with its iterations in float64; the others are those of make_optimizers.py, written from their papers. The two
+runs of an optimizer differ in the model's family, the text, the schedule and in whether gradients are clipped.
 
 How far a run in other arithmetic may be from such a curve is measured here too, on the same steps (largest relative difference of a step's loss):
 `float32`, of PyTorch in float32, and `rounding`, of float64 from weights that are each off by a relative 1e-15. Needs the folders that
@@ -73,6 +73,8 @@ RUNS = [
     ("lars", "lars", "llama_untied", "cosine", 1.0, 0.0),
     ("ademamix", "ademamix", "gpt2", "cosine", 2e-3, 0.0),
     ("ademamix", "ademamix", "llama_untied", "wsd", 3e-3, 1.0),
+    ("muon", "muon", "gpt2", "cosine", 5e-3, 1.0),
+    ("muon", "muon_original", "llama_untied", "wsd", 2e-2, 0.0),
 ]
 
 
