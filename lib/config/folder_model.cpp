@@ -90,8 +90,10 @@ void check_tokenizer(const FolderModel& theirs, const Config& config, ReadContex
       place_of(context, from_key),
       fmt::format(
           "{0}: is missing; the model in {1} has {2} ids, and bytes, which would stand here, have {3}. Name its "
-          "tokenizer: data.tokenizer: {{type: bpe, path: {1}}}, or type: sentencepiece; or say type: bytes",
-          type_key, *config.model.init.from, *theirs.model.vocab, ids_of_bytes));
+          "tokenizer: data.tokenizer: {{type: bpe, path: {1}}}, or type: sentencepiece; write type: ids for "
+          "token files{4}",
+          type_key, *config.model.init.from, *theirs.model.vocab, ids_of_bytes,
+          *theirs.model.vocab > ids_of_bytes ? ", or bytes if that is meant" : ""));
 }
 
 // The model's own tokenizer lies beside it, and a file of the same may be written in another way: no more than a

@@ -121,6 +121,7 @@ class TrainingRules : private RuleScope {
   void check_what_adapts() {
     const TrainConfig& train = config_.train;
     const std::string key = "train.global_batch";
+    if (!train.phases.empty()) return;  // which refuse it
     if (!config_.log.gradient_noise && are_fine({"log.gradient_noise"}))
       refuse({key, "log.gradient_noise"},
              "auto follows the gradient noise scale, which is not measured: add log.gradient_noise: {}");

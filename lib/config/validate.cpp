@@ -338,6 +338,7 @@ class Rules : private RuleScope {
       return;
     }
     if (!train.steps && !train.tokens && !train.epochs) {
+      if (!train.phases.empty()) return;  // they say what is missing
       if (origin_ == Origin::user)
         refuse({"train.steps"}, "is missing; set steps, tokens such as 10B, or epochs such as 1.5");
       return;

@@ -67,7 +67,7 @@ class OpenFoundSource final : public FoundSource {
       token_files_.push_back(file.kind == FileKind::tokens ? open_source_tokens(spec_, file) : nullptr);
       if (file.kind != FileKind::tokens || !options_.report) continue;
       if (const auto other = other_tokenizer(token_files_.back()->path(), tokenizer_))
-        options_.report(fmt::format("notice: {}: {}", path_key(spec_), *other));
+        options_.report(fmt::format("notice: {}: {}", path_key(spec_), other->text));
     }
     content_.key = spec_.key;
     content_.path = spec_.path;

@@ -19,9 +19,12 @@ std::vector<GrownLayer> grow_layers(const GrowthConfig& growth, std::int64_t fro
   return grown;
 }
 
-bool ends_residual_branch(const Parameter& parameter) {
+std::optional<float> identity_value(const Parameter& parameter, const ModelConfig& model) {
   const std::string_view name = parameter.name;
-  return name.find(".attention.output.") != std::string_view::npos || name.find(".ffn.down.") != std::string_view::npos;
+  const auto is_of = [name](std::string_view layer) { return name.find(layer) != std::string_view::npos; };
+  if (!model.post_norm) return is_of(".attention.output.") || is_of(".ffn.down.") ? std::optional(0.0F) : std::nullopt;
+  if (!is_of(".attention_post_norm.weight") && !is_of(".ffn_post_norm.weight")) return std::nullopt;
+  return model.norm_zero_centered ? -1.0F : 0.0F;
 }
 
 }  // namespace scaletrain

@@ -3,12 +3,14 @@
 //
 // stack puts all layers on top of each other (Gong et al. 2019, "Efficient Training of BERT by Progressively
 // Stacking"), layer i of N being that i mod L of L; interleave puts copies beside their originals, layer i being that
-// floor(i·L/N). Where copies begin as the identity, the maps that end their branches are zero (Wu et al. 2024, "LLaMA
+// floor(i·L/N). Where copies begin as the identity, what ends their branches is zero, the maps or, with norms behind
+// them (which would blow up the first gradients of maps that are zero), the norms' gains (Wu et al. 2024, "LLaMA
 // Pro: Progressive LLaMA with Block Expansion"): what they add to the residual stream is zero, so the deep model
 // computes what the shallow one does, and their own gradients lead away from that at the first update.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "config/config.h"
@@ -24,7 +26,8 @@ struct GrownLayer {
 // Of each of `layers` layers, from `from` of them: 1 <= from <= layers. The first copy of a layer is the layer itself.
 std::vector<GrownLayer> grow_layers(const GrowthConfig& growth, std::int64_t from, std::int64_t layers);
 
-// Whether what a block adds to the residual stream is zero where this parameter, and others like it, are zero.
-bool ends_residual_branch(const Parameter& parameter);
+// Of a parameter of a layer that begins as the identity the value of all its elements: one that makes what the layer
+// adds to the residual stream zero; nothing: it begins as its source.
+std::optional<float> identity_value(const Parameter& parameter, const ModelConfig& model);
 
 }  // namespace scaletrain

@@ -2,7 +2,7 @@
 // U·S'·Vᵀ, with what is left of S between 0.7 and 1.2. By five Newton-Schulz iterations of the quintic that Muon chose
 // (Jordan et al. 2024, "Muon: an optimizer for hidden layers"):
 //   X ← a·X + (b·A + c·A²)·X, A = X·Xᵀ, of a wide matrix; of a tall one the same of its transpose.
-// In the backend's compute type. The same bits for the same matrix, whoever computes them.
+// In the backend's compute type. The same bits for the same matrix, whoever computes them by the same kernels.
 #pragma once
 
 #include <cstddef>

@@ -336,12 +336,18 @@ namespace {
 
 // A tensor rank holds whole blocks of a row, whatever their number: blocks are the same on every layout.
 void check_blocks(const ParamTable& table, std::int64_t tensor) {
+  const auto parameters = table.parameters();
+  if (std::none_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.state_block > 0; }))
+    throw UserError(
+        "train.optimizer.state: int8 has no effect: no matrix that is trained has rows that divide into blocks of 16 "
+        "to "
+        "256 elements on every layout; remove the key");
   const Parameter* const cut = table.cut_by(tensor);
   if (cut == nullptr) return;
   throw UserError(fmt::format(
       "parallel.tensor: {} ranks would cut blocks of train.optimizer.state: int8: of {} the rows of {} are in "
       "blocks of {}, and a rank's part of a row must consist of them: set parallel.tensor to a smaller "
-      "power of two, or train.optimizer.state to fp32",
+      "power of two, or, in a new run, train.optimizer.state to fp32",
       tensor, cut->name, cut->shape[1], cut->state_block));
 }
 

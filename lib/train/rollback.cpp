@@ -47,6 +47,8 @@ RunState restore(const Checkpoint& checkpoint, const Config& config, ParamStore&
   if (!state.warmup) state.warmup = before.train.lr_schedule.warmup;
   state.warmup = warmup_steps(config, state);
   state.loss_scale = continue_loss_scale(state.loss_scale, config.precision);
+  // Of a run whose batch was not auto what its last step had.
+  if (!state.batch && !state.history.segments().empty()) state.batch = state.history.segments().back().global_batch;
   state.batch = continue_batch(state.batch, config.train);
   state.gradient_noise = continue_gradient_noise(state.gradient_noise, config.log.gradient_noise);
   checkpoint.load(store, stream, true, work);

@@ -290,15 +290,6 @@ Switch dropout_switch() {
                       }}}};
 }
 
-// Measured in the third step: those that are traced come before it.
-Switch noise_switch() {
-  return {.name = "gradient noise",
-          .values = {{.name = "not measured", .is_possible = nullptr, .apply = [](const Row&, LayoutRun&) {}},
-                     {.name = "measured", .is_possible = nullptr, .apply = [](const Row&, LayoutRun& run) {
-                        run.config.log.gradient_noise = GradientNoiseConfig{.every = 3};
-                      }}}};
-}
-
 Switch stream_switch() {
   const auto set = [](TestBackend backend) { return [backend](const Row&, LayoutRun& run) { run.backend = backend; }; };
   return {.name = "streams",
@@ -495,7 +486,7 @@ const std::vector<Switch>& switches() {
   static const std::vector<Switch> all = {
       zero_switch(),    schedule_switch(), sequence_switch(), micro_batch_switch(), tied_switch(),      family_switch(),
       kv_switch(),      sizes_switch(),    mask_switch(),     stream_switch(),      recompute_switch(), reduce_switch(),
-      offload_switch(), document_switch(), finetune_switch(), loss_switch(),        dropout_switch(),   noise_switch()};
+      offload_switch(), document_switch(), finetune_switch(), loss_switch(),        dropout_switch()};
   return all;
 }
 

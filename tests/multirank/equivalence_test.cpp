@@ -377,6 +377,28 @@ TEST_CASE("phases_of_shorter_and_fewer_samples_have_the_numbers_of_one_rank") {
   }
 }
 
+// Every third step in halves. No switch of the rows either: it is the steps that differ, and gradient_noise_test.cpp
+// has their calls.
+TEST_CASE("steps_that_measure_noise_have_the_numbers_of_one_rank") {
+  const auto measured = [](LayoutRun run) {
+    run.config.precision.reduce = Precision::fp32;
+    run.config.log.gradient_noise = GradientNoiseConfig{.every = 3};
+    run.steps = 7;
+    return run_layout(run);
+  };
+  constexpr std::size_t stride = 12;
+  const std::vector<Row> rows = make_rows();
+  for (std::size_t i = 2; i < rows.size(); i += stride) {
+    CAPTURE(equivalence::text(rows[i]));
+    const LayoutOutcome one = measured(baseline_of(rows[i]));
+    const LayoutOutcome many = measured(run_of(rows[i]));
+    CHECK(many.problem == "");
+    CHECK(many.target_tokens == one.target_tokens);
+    CHECK(largest_relative(many.losses, one.losses) <= single_tolerance.steps);
+    CHECK(largest_relative(many.grad_norms, one.grad_norms) <= single_tolerance.steps);
+  }
+}
+
 TEST_CASE("layouts_have_the_numbers_of_one_rank_and_issue_the_planned_calls_in_order_part_1") {
   check_part(0);
 }

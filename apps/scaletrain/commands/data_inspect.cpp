@@ -48,10 +48,11 @@ nlohmann::json file_json(const InspectedFile& file) {
   nlohmann::json object = {{"path", file.path.string()}, {"kind", file.kind},   {"bytes", file.bytes},
                            {"documents", nullptr},       {"tokens", nullptr},   {"dtype", nullptr},
                            {"tokenizer", nullptr},       {"shown", file.shown}, {"problem", nullptr},
-                           {"learned", nullptr},         {"records", nullptr},  {"unanswered", file.unanswered}};
+                           {"learned", nullptr},         {"records", nullptr},  {"unanswered", nullptr}};
   if (file.documents) object["documents"] = *file.documents;
   if (file.tokens) object["tokens"] = *file.tokens;
   if (file.learned) object["learned"] = *file.learned;
+  if (file.unanswered) object["unanswered"] = *file.unanswered;
   if (file.records) object["records"] = std::string(to_text(*file.records));
   if (!file.dtype.empty()) object["dtype"] = file.dtype;
   if (!file.tokenizer.empty()) object["tokenizer"] = file.tokenizer;
@@ -65,8 +66,8 @@ std::string file_text(const InspectedFile& file) {
   if (file.tokens) text += ", " + grouped_count(static_cast<std::uint64_t>(*file.tokens), "token");
   if (!file.dtype.empty()) text += " of " + file.dtype;
   if (file.learned) text += ", " + grouped_digits(static_cast<std::uint64_t>(*file.learned)) + " of them learned";
-  if (file.unanswered > 0)
-    text += ", " + grouped_digits(static_cast<std::uint64_t>(file.unanswered)) + " of them without an answer to learn";
+  if (file.unanswered.value_or(0) > 0)
+    text += ", " + grouped_digits(static_cast<std::uint64_t>(*file.unanswered)) + " of them without an answer to learn";
   text += file.problem ? "; cannot be used\n" : "\n";
   if (file.records) text += "  " + instruction_uses(*file.records) + "\n";
   if (!file.tokenizer.empty()) text += "  tokenizer: " + file.tokenizer + "\n";

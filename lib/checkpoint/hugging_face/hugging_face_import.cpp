@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -90,16 +89,20 @@ namespace {
       missing, shell_word(folder.string())));
 }
 
-bool is_zero_at_first(const Parameter& parameter, std::span<const GrownLayer> growth) {
+std::optional<float> first_value(const Parameter& parameter, const ModelConfig& model,
+                                 std::span<const GrownLayer> growth) {
   const auto layer = static_cast<std::size_t>(parameter.unit - 1);
-  return parameter.unit > 0 && layer < growth.size() && growth[layer].is_identity && ends_residual_branch(parameter);
+  if (parameter.unit == 0 || layer >= growth.size() || !growth[layer].is_identity) return std::nullopt;
+  return identity_value(parameter, model);
 }
 
-void write_zeros(const View& out, HostAccess& access) {
+void write_all(float value, const View& out, HostAccess& access) {
+  const std::vector<float> values(static_cast<std::size_t>(std::min(staging_elements, out.num_elements())), value);
   const View flat = out.reshape({out.num_elements()});
   for (std::int64_t done = 0; done < flat.num_elements(); done += staging_elements)
-    access.write(flat.rows(done, std::min(staging_elements, flat.num_elements() - done)),
-                 [](const View& to) { std::memset(to.bytes(), 0, to.num_bytes()); });
+    access.write(flat.rows(done, std::min(staging_elements, flat.num_elements() - done)), [&](const View& to) {
+      convert_floats(DType::f32, values.data(), to.dtype(), to.bytes(), static_cast<std::size_t>(to.num_elements()));
+    });
 }
 
 }  // namespace
@@ -438,8 +441,8 @@ void HuggingFaceModel::load_masters(ParamStore& store, std::span<const GrownLaye
     for_each_box(*store.layout().find(range.parameter), range, [&](const Box& box, const ParamRange& part_of_range) {
       const Box in_file = hugging_face_box(*tensor, part, box);
       const View out = store.values(StateKind::master, part_of_range);
-      if (is_zero_at_first(parameter, growth)) {
-        write_zeros(out, access);
+      if (const auto value = first_value(parameter, impl_->shape.model, growth)) {
+        write_all(*value, out, access);
       } else if (!tensor->is_transposed) {
         impl_->read(*tensor, in_file, out, access);
       } else if (in_file.num_elements() > 0) {

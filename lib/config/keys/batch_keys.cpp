@@ -28,10 +28,11 @@ const KeyTable<GradientNoiseConfig>& gradient_noise_table() {
   static const KeyTable<GradientNoiseConfig> table = [] {
     KeyTable<GradientNoiseConfig> out;
     out.push_back(row<GradientNoiseConfig>(
-        {"every", "steps", "Measure in every so many steps; such a step reduces gradients twice."}, at_least(1),
-        FIELD(every)));
+        {"every", "steps", "Measure in every so many steps; such a step reduces gradients twice.", with_notice},
+        at_least(1), FIELD(every)));
     out.push_back(row<GradientNoiseConfig>(
-        {"decay", "", "What of earlier measurements stays in the averages at each: 0.95, of about the last 20."},
+        {"decay", "", "What of earlier measurements stays in the averages at each: 0.95, of about the last 20.",
+         with_notice},
         NumberCodec{0.0, 1.0, Bounds::open_above}, FIELD(decay)));
     return out;
   }();

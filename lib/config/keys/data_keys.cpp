@@ -86,13 +86,13 @@ const KeyTable<SourceConfig>& source_table() {
         row<SourceConfig>({"epochs", "", "Most passes over this source; the mix goes on without it.", with_notice},
                           optional(positive()), FIELD(epochs)));
     add_source_rows(out, with_notice);
+    out.push_back(row<SourceConfig>(
+        {"name", "", "By which phases[].weights call it; null: by its place, such as 0.", with_notice},
+        optional(TextCodec{TextRule::plain_name}), FIELD(name)));
     out.push_back(section_row<HoldOutConfig, SourceConfig>(
         {"split", "", "Holds documents out of text as a validation set, the same ones always; null: none.",
          with_notice},
         hold_out_table(), FIELD(split)));
-    out.push_back(row<SourceConfig>(
-        {"name", "", "By which phases[].weights call it; null: by its place, such as 0.", with_notice},
-        optional(TextCodec{TextRule::plain_name}), FIELD(name)));
     return out;
   }();
   return table;

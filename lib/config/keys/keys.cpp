@@ -389,7 +389,8 @@ void add_rest(KeyTable<Config>& table) {
   table.push_back(section_row(
       {"log.gradient_noise", "",
        "Measure the gradient noise scale, the batch beyond which more samples help little, from the two halves of a "
-       "step's batch; null: do not."},
+       "step's batch; null: do not.",
+       with_notice},
       gradient_noise_table(), FIELD(log.gradient_noise)));
 }
 

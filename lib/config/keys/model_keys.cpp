@@ -150,13 +150,11 @@ void add_model(KeyTable<Config>& table) {
   table.push_back(
       top({"model.grow.order", "",
            "For a model of more layers than that of init.from: stack puts copies of all layers on top of each other, "
-           "interleave each layer's beside it. Read at the first start only.",
-           with_notice},
+           "interleave each layer's beside it. Read at the first start only."},
           EnumCodec<GrowthOrder>(), FIELD(model.grow.order)));
   table.push_back(top({"model.grow.identity", "",
                        "Copies add nothing at first (the maps that end their branches begin as zero), so that the "
-                       "model computes what that of init.from does; false: they are whole copies.",
-                       with_notice},
+                       "model computes what that of init.from does; false: they are whole copies."},
                       BoolCodec(), FIELD(model.grow.identity)));
 }
 

@@ -73,9 +73,13 @@ CorpusResult merge_corpus(const std::string& output, bool overwrites);
 // Of these token files (NAME.bin), those that are shards of one that is among them, as their records say.
 std::vector<std::filesystem::path> shards_beside_merged(const std::vector<std::filesystem::path>& files);
 
-// Why the ids of a token file, by what its record says of the tokenizer that made them, mean other tokens with this
-// one; nothing where it has no record, or they are the same as far as the two can be told.
-std::optional<std::string> other_tokenizer(const std::filesystem::path& token_file, const Tokenizer& tokenizer);
+// That a token file, by its record, was made with another tokenizer than this one.
+struct OtherTokenizer {
+  std::string text;
+  bool is_certain = false;  // by their kind or number of tokens; else it may be the same, written in another way
+};
+// Nothing where it has no record, or they are the same.
+std::optional<OtherTokenizer> other_tokenizer(const std::filesystem::path& token_file, const Tokenizer& tokenizer);
 
 // What NAME.build.json says; nothing: there is none. InputError: it cannot be read.
 std::optional<nlohmann::json> build_record(const std::filesystem::path& stem);

@@ -103,7 +103,7 @@ std::optional<nlohmann::json> build_record(const fs::path& stem) {
   return record;
 }
 
-std::optional<std::string> other_tokenizer(const fs::path& token_file, const Tokenizer& tokenizer) {
+std::optional<OtherTokenizer> other_tokenizer(const fs::path& token_file, const Tokenizer& tokenizer) {
   if (!tokenizer.reads_text()) return std::nullopt;  // ids mean what they did
   fs::path stem = token_file;
   stem.replace_extension();
@@ -123,10 +123,17 @@ std::optional<std::string> other_tokenizer(const fs::path& token_file, const Tok
   const auto content_of = [](const std::string& description) {
     return description.substr(0, description.find(", end of document"));
   };
-  if (content_of(made_with) == content_of(tokenizer.description())) return std::nullopt;
-  return fmt::format(
-      "{} was made with the tokenizer {} ({}), and this is another one ({}), whose ids mean other tokens",
-      token_file.string(), name, content_of(made_with), content_of(tokenizer.description()));
+  const std::string theirs = content_of(made_with);
+  const std::string ours = content_of(tokenizer.description());
+  if (theirs == ours) return std::nullopt;
+  // "bpe HASH, 500 tokens"
+  const auto kind_of = [](const std::string& text) { return text.substr(0, text.find_first_of(" ,")); };
+  const auto number_of = [](const std::string& text) { return text.substr(std::min(text.rfind(", "), text.size())); };
+  const bool is_certain = kind_of(theirs) != kind_of(ours) || number_of(theirs) != number_of(ours);
+  return OtherTokenizer{
+      fmt::format("{} was made with the tokenizer {} ({}), and this is another file ({}), whose ids {} other tokens",
+                  token_file.string(), name, theirs, ours, is_certain ? "mean" : "may mean"),
+      is_certain};
 }
 
 Workplace::Workplace(const OutputNames& names, const std::vector<std::string>& parts, const BuildId& id)

@@ -182,8 +182,10 @@ class FileInspector {
     }
     if (options_.tokenizer != nullptr) {
       vocab = options_.tokenizer->vocab_size();
-      if (const auto other = reads_all_ ? other_tokenizer(tokens->path(), *options_.tokenizer) : std::nullopt)
-        throw InputError(*other);
+      if (const auto other = reads_all_ ? other_tokenizer(tokens->path(), *options_.tokenizer) : std::nullopt) {
+        if (other->is_certain) throw InputError(other->text);
+        if (options_.report) options_.report("notice: " + other->text);
+      }
     }
     if (reads_all_) {
       tokens->verify();
@@ -338,9 +340,16 @@ void sort_by_path(Inspection& inspection) {
 Inspection inspect_data(const std::string& path, const InspectionOptions& options) {
   Inspection inspection;
   FileInspector inspector(options, inspection.notes, false);
-  for (const FoundFile& file : files_of(path, options, inspection)) {
+  const std::vector<FoundFile> files = files_of(path, options, inspection);
+  const bool is_alone = files.size() + inspection.files.size() == 1;
+  for (const FoundFile& file : files) {
     inspection.files.emplace_back().path = file.path;
-    inspector.look_at(file, inspection.files.back());
+    try {
+      inspector.look_at(file, inspection.files.back());
+    } catch (const InputError& error) {
+      if (is_alone) throw;
+      inspection.files.back().problem = error.what();
+    }
   }
   sort_by_path(inspection);
   return inspection;

@@ -30,15 +30,15 @@ struct InspectedFile {
   std::filesystem::path path;
   std::string kind;  // "Megatron token file", "text", "JSONL in gzip", "of no known kind"
   std::uint64_t bytes = 0;
-  std::optional<RecordKind> records;      // of JSONL, by its first object: instructions in place of text
-  std::optional<std::int64_t> documents;  // of text: only what verify_data() reads is known
-  std::int64_t unanswered = 0;            // of them: conversations without an answer to learn
+  std::optional<RecordKind> records;       // of JSONL, by its first object: instructions in place of text
+  std::optional<std::int64_t> documents;   // of text: only what verify_data() reads is known
+  std::optional<std::int64_t> unanswered;  // of records that were counted: those without an answer to learn
   std::optional<std::int64_t> tokens;
   std::optional<std::int64_t> learned;  // of packed instructions: tokens that the loss is on
   std::string dtype;                    // of tokens
   std::string tokenizer;                // that the tokens were made with; empty: not known
   std::vector<std::string> shown;       // the first documents
-  std::optional<std::string> problem;   // what is wrong; of a file of no known kind also from inspect_data()
+  std::optional<std::string> problem;   // what is wrong
 };
 
 struct Inspection {
@@ -46,8 +46,8 @@ struct Inspection {
   TextNotes notes;  // of text that was read
 };
 
-// By headers, and of text the documents that are shown. Errors as of find_files() and open_token_file(), but that a
-// file in a folder whose kind cannot be told has a problem.
+// By headers, and of text the documents that are shown. Errors as of find_files() and open_token_file(); of several
+// files one that cannot be looked at has a problem.
 Inspection inspect_data(const std::string& path, const InspectionOptions& options);
 
 // Reads everything: compares checksums where there are some (the cache's, and those that `data build` notes), checks

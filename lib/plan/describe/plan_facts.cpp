@@ -341,9 +341,9 @@ std::vector<std::string> weight_pass_costs(const PlanFacts& facts) {
 
 std::optional<double> seconds_of_phase(const PlanFacts& facts, const RunWork::Phase& phase) {
   if (!facts.time) return std::nullopt;
-  const double updates = facts.work_of_run.steps * facts.time->update_seconds;
-  return (facts.time->seconds - updates) * phase.flops / facts.work_of_run.flops +
-         static_cast<double>(phase.phase.steps) * facts.time->update_seconds;
+  const double update = facts.time->update_seconds + facts.time->product_seconds;
+  return (facts.time->seconds - facts.work_of_run.steps * update) * phase.flops / facts.work_of_run.flops +
+         static_cast<double>(phase.phase.steps) * update;
 }
 
 std::string contents_text(const PhasePlan& phase, const StageRange& stages) {

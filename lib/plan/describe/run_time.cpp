@@ -24,11 +24,16 @@ void add_update(RunTime& time, const PlanFacts& facts) {
 double product_seconds(const PlanFacts& facts, double rate_of_rank) {
   const PhasePlan& phase = facts.phase;
   const auto optimizer = make_optimizer(phase.optimizer);
+  if (optimizer->product_flops(phase.table, phase.layout(Rank(0)), phase.store_options()) <= 0) return 0;
+  // A step waits for the rank whose shards meet the largest matrices: of so many of them, which repeat from block to
+  // block.
+  constexpr std::int64_t most_looked_at = 64;
   double most = 0;
-  for (const StageFacts& stage : facts.stages) {
-    const ShardLayout layout = phase.layout(phase.mesh.rank_of({.pipeline = stage.stage}));
-    most = std::max(most, optimizer->product_flops(phase.table, layout, phase.store_options()));
-  }
+  for (const StageFacts& stage : facts.stages)
+    for (std::int64_t data = 0; data < std::min(phase.mesh.shards(), most_looked_at); ++data) {
+      const ShardLayout layout = phase.layout(phase.mesh.rank_of({.data = data, .pipeline = stage.stage}));
+      most = std::max(most, optimizer->product_flops(phase.table, layout, phase.store_options()));
+    }
   return most / rate_of_rank;
 }
 

@@ -86,10 +86,11 @@ std::string data_shortage(const TrainingData& data, const Config& config, const 
   if (most >= wanted) return {};
   return fmt::format(
       "data.train: {} of train.tokens {} are still to be trained on and the epoch caps leave {} in whole steps{}, "
-      "without padding ({}); raise data.train[].epochs or reduce train.tokens to at most {}",
+      "without padding ({}); raise data.train[].epochs or reduce train.tokens to at most {}{}",
       digits(wanted), digits(*config.train.tokens), digits(most),
       config.train.batch_ramp ? "" : fmt::format(" of {} samples", batch_of(state)), sources_text(sources),
-      digits(consumed + most));
+      digits(consumed + most),
+      config.train.adapts_batch ? ", or lower train.batch_auto.max, so that steps of fewer samples come to them" : "");
 }
 
 bool has_next_batch(const TrainingData& data, const RunState& state) {

@@ -31,6 +31,13 @@ std::vector<double> epochs_read_of(const Mix& mix, const std::vector<std::int64_
 
 }  // namespace
 
+bool has_entered(const Config& config, std::int64_t step, const TrainingData& data, const ConsumptionHistory& history) {
+  if (history.segments().empty()) return false;
+  const TrainingPhase phase = phase_of_step(config, step);
+  const HistorySegment& last = history.segments().back();
+  return last.context == phase.context && last.data_hash == data.description(reading_of(phase)).hash;
+}
+
 bool enter_phase(const Config& config, const TrainConfig& train, std::int64_t step, TrainingData& data,
                  ConsumptionHistory& history) {
   const TrainingPhase phase = phase_of_step(config, step);

@@ -14,6 +14,9 @@
 
 namespace scaletrain {
 
+// Whether the history's last samples are of what that step reads: a checkpoint that was saved once more behind the last
+// step of a phase has the next one's.
+bool has_entered(const Config& config, std::int64_t step, const TrainingData& data, const ConsumptionHistory& history);
 // Has the history and the data read what the step that follows `step` ones reads. Returns false if that is other data
 // than the history's last (ConsumptionHistory::continue_with).
 bool enter_phase(const Config& config, const TrainConfig& train, std::int64_t step, TrainingData& data,

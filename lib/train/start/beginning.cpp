@@ -44,7 +44,8 @@ RunState initial_state(WorkerParts& parts, const WorkerOptions& options) {
       initialise_adapters(*parts.store, *parts.stream, parts.config.run.seed, host_threads(options), options.work);
     }
   } else if (parts.config.model.init.from) {
-    load_initial_weights(parts.config.model, parts.phase.model, *parts.store, *parts.stream);
+    const std::string grown = load_initial_weights(parts.config.model, parts.phase.model, *parts.store, *parts.stream);
+    if (!grown.empty()) parts.log.info(grown);
   } else {
     initialise_parameters(*parts.store, *parts.stream, parts.config.run.seed, host_threads(options), options.work);
   }
@@ -127,7 +128,8 @@ void settle_data(WorkerParts& parts, Beginning& begin) {
   const std::vector<MixSource> before = history.sources_read();
   // What the last step read is what the config says of it, unless the data has changed. A phase that begins with the
   // next one is no change.
-  const bool is_same = enter_phase(parts.config, train_from(parts.config, begin.state),
+  const bool is_same = has_entered(parts.config, begin.state.step, *parts.data, history) ||
+                       enter_phase(parts.config, train_from(parts.config, begin.state),
                                    std::max<std::int64_t>(begin.state.step, 1) - 1, *parts.data, history);
   // Of a run in epochs both are known by now alone.
   check_warmup(parts.config, begin.state);

@@ -169,13 +169,17 @@ void load_initial_adapters(const std::string& folder, ParamStore& store, Stream&
   store.values_changed(stream);
 }
 
-void load_initial_weights(const ModelConfig& config, const ModelSpec& model, ParamStore& store, Stream& stream) {
+std::string load_initial_weights(const ModelConfig& config, const ModelSpec& model, ParamStore& store, Stream& stream) {
   const HuggingFaceModel theirs(config.init.from.value());
   refuse_other_model(theirs, model, config.grow);
   std::vector<GrownLayer> growth;
   if (config.grow.order != GrowthOrder::none)
     growth = grow_layers(config.grow, theirs.model_config().layers, model.layers);
   theirs.load(store, stream, growth);
+  if (growth.empty()) return {};
+  return fmt::format("model.grow: {} layers of the {} in {} ({}{})", model.layers, theirs.model_config().layers,
+                     config.init.from.value(), to_text(config.grow.order),
+                     config.grow.identity ? "; copies add nothing at first" : "");
 }
 
 }  // namespace scaletrain

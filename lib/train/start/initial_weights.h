@@ -36,7 +36,7 @@ void refuse_other_base(const std::string& folder, const BaseModel& base, std::ui
 void load_initial_adapters(const std::string& folder, ParamStore& store, Stream& stream);
 
 // The weights of config.init.from, or what model.grow makes of them. UserError for a folder that holds another model
-// than this one.
-void load_initial_weights(const ModelConfig& config, const ModelSpec& model, ParamStore& store, Stream& stream);
+// than this one. Returns how it has grown, for people; empty: it has not.
+std::string load_initial_weights(const ModelConfig& config, const ModelSpec& model, ParamStore& store, Stream& stream);
 
 }  // namespace scaletrain

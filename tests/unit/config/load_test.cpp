@@ -361,7 +361,8 @@ TEST_CASE("a folder of a model that is not for bytes asks for the tokenizer that
   };
   CHECK(contains(errors(151936, {}),
                  "data.tokenizer.type: is missing; the model in f has 151936 ids, and bytes, which would stand here, "
-                 "have 257. Name its tokenizer: data.tokenizer: {type: bpe, path: f}, or type: sentencepiece"));
+                 "have 257. Name its tokenizer: data.tokenizer: {type: bpe, path: f}, or type: sentencepiece; write "
+                 "type: ids for token files, or bytes if that is meant"));
   CHECK(errors(257, {}).empty());
   CHECK_FALSE(contains(errors(320, {"data.tokenizer.type=bytes"}), "data.tokenizer.type"));
 }

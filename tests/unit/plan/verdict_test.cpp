@@ -395,6 +395,12 @@ TEST_CASE("the time of a step has the products of Muon's update, of the rank tha
   CHECK(seconds_of(config) == doctest::Approx(8 * block));
   config.parallel.zero = 1;
   CHECK(seconds_of(config) < 0.75 * 8 * block);
+  // Of eight, the one whose shard ends in one of the two large matrices and begins in the other makes both.
+  Config eight = gpt2();
+  eight.train.micro_batch = 8;
+  eight.parallel.data = 8;
+  eight.parallel.zero = 1;
+  CHECK(seconds_of(eight) == doctest::Approx(12 * 2 * 90 * std::pow(768.0, 3) / (0.4 * 312e12)));
 }
 
 TEST_CASE("what would make ranks that share a GPU fit is planned without what NCCL would take") {
