@@ -120,6 +120,34 @@ struct WorstOfAll {
   Worst gradient, loss, norm;
 };
 
+// How far a tensor is from what is exact, relative.
+double distance(const GlobalTensors& tensors, const GlobalTensors& exact, const std::string& tensor) {
+  const std::vector<double>& expected = exact.at(tensor);
+  std::vector<double> difference = tensors.at(tensor);
+  for (std::size_t i = 0; i < difference.size(); ++i) difference[i] -= expected[i];
+  return norm_of(difference) / norm_of(expected);
+}
+
+// What single precision leaves of a gradient whose terms nearly cancel (that of Gemma's key norms, of a few numbers) is
+// up to the kernels of the processor, on one rank as on many. Where the two differ by more than the tolerance, ranks
+// must be no further from float64, by more than a factor of two, than one rank is.
+void check_against_exact(const GlobalTensors& gradients, const GlobalTensors& one, const LayoutRun& run) {
+  LayoutRun exact_run = first_gradients(run);
+  exact_run.backend = TestBackend::reference_f64;
+  const LayoutOutcome exact = run_layout(exact_run);
+  REQUIRE(exact.problem == "");
+  for (const auto& entry : one) {
+    if (is_zero_by_design(entry.first, run.config.model)) continue;
+    const TensorDifference difference =
+        gradient_difference({entry}, {{entry.first, gradients.at(entry.first)}}, run.config.model);
+    if (difference.error <= gradient_tolerance) continue;
+    CAPTURE(entry.first);
+    const double of_one = distance(one, exact.gradients, entry.first);
+    CAPTURE(of_one);
+    CHECK(distance(gradients, exact.gradients, entry.first) <= std::max(gradient_tolerance, 2 * of_one));
+  }
+}
+
 // `run` (one row's) against one rank.
 void check_run(const std::string& name, const LayoutRun& run, const Tolerance& tolerance, const Baseline& one,
                WorstOfAll& worst) {
@@ -135,7 +163,7 @@ void check_run(const std::string& name, const LayoutRun& run, const Tolerance& t
   if (tolerance.compares_gradients) {
     const TensorDifference difference = gradient_difference(first.gradients, one.gradients.gradients, run.config.model);
     CAPTURE(difference.tensor);
-    CHECK(difference.error <= gradient_tolerance);
+    if (difference.error > gradient_tolerance) check_against_exact(first.gradients, one.gradients.gradients, run);
     worst.gradient.add(difference.error, name + ": " + difference.tensor);
   } else {
     const double norm = largest_relative({first.grad_norms.front()}, {one.gradients.grad_norms.front()});

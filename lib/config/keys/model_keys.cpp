@@ -153,7 +153,7 @@ void add_model(KeyTable<Config>& table) {
            "interleave each layer's beside it. Read at the first start only."},
           EnumCodec<GrowthOrder>(), FIELD(model.grow.order)));
   table.push_back(top({"model.grow.identity", "",
-                       "Copies add nothing at first (the maps that end their branches begin as zero), so that the "
+                       "Copies add nothing at first (what ends their branches begins as zero), so that the "
                        "model computes what that of init.from does; false: they are whole copies."},
                       BoolCodec(), FIELD(model.grow.identity)));
 }

@@ -23,7 +23,7 @@ class ModelRunner : public ModelStore {
   ModelRunner(const ModelSpec& spec, std::unique_ptr<Backend> used_backend, std::vector<std::string> state_names,
               const FinetuneConfig& finetune = {}, RecomputeKind recompute = RecomputeKind::none)
       : ModelStore(table_of(spec, finetune), std::move(used_backend), {.state_names = std::move(state_names)}),
-        model(spec, {}, recompute) {}
+        model(spec, {}, recompute, {.adapter_rows = adapter_rows}) {}
 
   // The sum of the token losses of a micro-batch. ids and targets: [B·T]; so is document_start, where attention is to
   // stay within documents.
@@ -49,6 +49,9 @@ class ModelRunner : public ModelStore {
   std::vector<std::int64_t> samples{};
 
  private:
+  // What passes through the scratch of adapters does so in pieces, the last of fewer rows.
+  static constexpr std::int64_t adapter_rows = 5;
+
   static ParamTable table_of(const ModelSpec& spec, const FinetuneConfig& finetune) {
     ParamTable table = make_param_table(spec, InitConfig{});
     if (spec.lora.rank > 0) table = with_adapters(table, spec.lora);
