@@ -36,9 +36,9 @@ Config config_of(const Sizes& sizes, Precision precision) {
 
 // Not more than planned, but for what a process takes beside it, and not much less. The plan has 8 MiB of what oneDNN
 // may take for a product, where it multiplies, which it does not for every shape on every processor, and 4 MiB of what
-// threads pack for each other, which few tokens do not fill: of plans of these sizes, up to 2.7 %.
+// threads pack for each other, which few tokens do not fill: of plans of these sizes, up to 2.8 %.
 void check_memory(const Config& config) {
-  constexpr std::uint64_t smallest_plan = 370'000'000;
+  constexpr std::uint64_t smallest_plan = 360'000'000;  // without packed weights, as AVX2 has them, the smallest
   TrainingRanks ranks(config);
   for (int step = 0; step < 2; ++step) ranks.step();
   for (const TrainingRanks::Memory& memory : ranks.memory()) {

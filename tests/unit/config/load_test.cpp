@@ -315,7 +315,7 @@ namespace {
 
 // What a folder of this model makes of a config.
 LoadedConfig load_from(const FolderModel& folder, const std::string& keys) {
-  return load_text(kLeast + "model: {init: {from: f}" + keys + "}\n", {"data.tokenizer.type=ids"}, {},
+  return load_text(kLeast + "model: {init: {from: f}" + keys + "}\n", {"data.tokenizer.type=bytes"}, {},
                    {.look_at_model = [folder](const Config&) { return folder; }});
 }
 std::string errors_from(const FolderModel& folder, const std::string& keys) {
@@ -466,7 +466,7 @@ TEST_CASE(
 
 TEST_CASE("a folder that cannot be read is refused where nothing else says what the model is") {
   const auto load = [](const std::string& keys) {
-    return load_text(kLeast + "model: {init: {from: f}" + keys + "}\n", {"data.tokenizer.type=ids"}, {},
+    return load_text(kLeast + "model: {init: {from: f}" + keys + "}\n", {"data.tokenizer.type=bytes"}, {},
                      {.look_at_model = [](const Config&) -> FolderModel { throw InputError("it is gone"); }});
   };
   CHECK(message_of<UserError>([&] { load(""); }) ==
