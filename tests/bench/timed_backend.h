@@ -54,6 +54,8 @@ inline constexpr std::array<std::string_view, std::variant_size_v<Operation>> op
     "lion",
     "ademamix",
     "adam direction",
+    "momentum direction",
+    "scale of spans",
     "average",
     "swap",
     "adamw in 8 bits"};

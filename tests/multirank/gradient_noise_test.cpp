@@ -165,7 +165,7 @@ TEST_CASE("steps_in_halves_wait_for_what_they_read_and_measure_in_halves_of_prec
   const Measured one = run_measured({{"one rank", 1, 1, 1, 0}});
   const auto check_near = [&](const MeasuredLayout& of, double tolerance) {
     CAPTURE(of.layout.name);
-    const Measured other = run_measured(of);
+    Measured other = run_measured(of);
     CHECK(other.problem == "");
     CHECK(largest_relative(other.losses, one.losses) <= tolerance);
     for (std::size_t step = 0; step < 1; ++step) {  // of the same weights

@@ -14,6 +14,7 @@ namespace {
 
 std::vector<std::int64_t> sources_of(const std::vector<GrownLayer>& layers) {
   std::vector<std::int64_t> sources;
+  sources.reserve(layers.size());
   for (const GrownLayer& layer : layers) sources.push_back(layer.source);
   return sources;
 }
