@@ -150,8 +150,8 @@ void declare(CLI::App& command, DataArguments& arguments) {
 
 Command add_data_inspect(CLI::App& app) {
   auto arguments = std::make_shared<DataArguments>();
-  CLI::App* command = app.add_subcommand(
-      "inspect", "What a file or folder of data is: kind and size; of token files documents and tokens");
+  CLI::App* command =
+      app.add_subcommand("inspect", "What a file or folder of data is: its kind, size and what it holds");
   declare(*command, *arguments);
   return [arguments] { return inspect_path(*arguments); };
 }

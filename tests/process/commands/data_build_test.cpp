@@ -185,7 +185,7 @@ TEST_CASE("token_files_say_where_another_tokenizer_has_made_them") {
   const Ended verified = workspace().run({"data", "verify", "made-out.bin", "--tokenizer", "bytes"});
   CHECK(verified.exit_code == 3);
   CHECK(verified.says("made-out.bin was made with the tokenizer made-tokenizer (bpe "));
-  CHECK(verified.says("and this is another one (bytes, 257 tokens), whose ids mean other tokens"));
+  CHECK(verified.says("and this is another file (bytes, 257 tokens), whose ids mean other tokens"));
 }
 
 TEST_CASE("a_program_without_the_module_for_parquet_refuses_it_with_what_to_do") {

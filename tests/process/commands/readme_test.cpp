@@ -111,7 +111,7 @@ TEST_CASE("every_test_that_the_table_of_faults_names_exists") {
 
 TEST_CASE("what_the_readme_calls_not_yet_the_schema_calls_so_too") {
   const std::vector<std::string> missing = not_supported_yet(workspace().run({"schema"}).output);
-  REQUIRE(missing.size() > 10);
+  REQUIRE(missing.size() > 5);
   const std::string readme = read_file(tests_folder().parent_path() / "README.md");
   const std::size_t table = readme.find("| | works | not yet |");
   REQUIRE(table != std::string::npos);
@@ -132,7 +132,7 @@ TEST_CASE("what_the_readme_calls_not_yet_the_schema_calls_so_too") {
       CHECK_MESSAGE(is_missing, feature);
     }
   }
-  CHECK(features > 5);
+  CHECK(features > 4);
 }
 
 TEST_CASE("the_commands_that_the_readme_calls_working_exist_and_those_it_calls_not_yet_do_not") {

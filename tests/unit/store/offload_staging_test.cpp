@@ -117,7 +117,9 @@ Found pass_twice(const std::vector<Role>& late, std::optional<Edge> missing = {}
                       .param = all(params).rows(first, elements),
                       .compute = all(compute).rows(first, elements),
                       .gradient = {},
-                      .states = {all(states).rows(first, elements)}});
+                      .states = {all(states).rows(first, elements)},
+                      .state_block = 0,
+                      .scales = {}});
   OffloadStaging staging(backend, memory);
   const auto update = [&](const OptimizerRange& piece) {
     backend.run(*work, Add{.a = piece.param, .b = piece.states[0], .output = piece.param});
