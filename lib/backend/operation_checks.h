@@ -119,6 +119,9 @@ void check_operation(const Backend& backend, const AdemamixStep& op);
 void check_operation(const Backend& backend, const AdamDirection& op);
 void check_operation(const Backend& backend, const MomentumDirection& op);
 void check_operation(const Backend& backend, const ScaleSpans& op);
+void check_operation(const Backend& backend, const MatrixSquares& op);
+void check_operation(const Backend& backend, const FactoredDirection& op);
+void check_operation(const Backend& backend, const RmsDirection& op);
 void check_operation(const Backend& backend, const AverageStep& op);
 void check_operation(const Backend& backend, const Swap& op);
 

@@ -456,6 +456,7 @@ using Operation = std::variant<LinearForward, LinearBackwardInput, LinearBackwar
                                AttentionBackward, EmbeddingForward, EmbeddingBackward, CrossEntropy, SoftmaxStatistics,
                                CrossEntropyParts, Add, Dropout, Scale, SoftCap, SoftCapBackward, Copy, Fill,
                                SumsOfSquares, AdamWStep, SgdStep, LionStep, AdemamixStep, AdamDirection,
-                               MomentumDirection, ScaleSpans, AverageStep, Swap, BlockAdamWStep>;
+                               MomentumDirection, ScaleSpans, MatrixSquares, FactoredDirection, RmsDirection, AverageStep,
+                               Swap, BlockAdamWStep>;
 
 }  // namespace scaletrain

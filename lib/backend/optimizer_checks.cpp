@@ -50,6 +50,18 @@ void check_adam(const Checker& check, const Step& op) {
   check.require("epsilon", op.epsilon >= 0, "a number of at least 0");
 }
 
+// Of a contiguous part of a matrix, the vectors over its rows and columns.
+void check_part(const Checker& check, std::int64_t count, std::int64_t first_column, const ConstView& rows,
+                const ConstView& columns, DType type) {
+  check.dims("columns", columns, 1);
+  const std::int64_t num_columns = columns.shape()[0];
+  check.require("columns", num_columns > 0, "at least one column");
+  check.require("first_column", first_column >= 0 && first_column < num_columns, "a column of the matrix");
+  const std::int64_t touched = count == 0 ? 0 : (first_column + count + num_columns - 1) / num_columns;
+  check.operand("rows", rows, type, Shape{touched});
+  check.operand("columns", columns, type, Shape{num_columns});
+}
+
 }  // namespace
 
 void check_operation(const Backend& backend, const AdamWStep& op) {
@@ -141,6 +153,37 @@ void check_operation(const Backend& backend, const ScaleSpans& op) {
   check.dims("values", op.values, 1);
   check.operand("values", op.values, check.master(), op.values.shape());
   check_spans(check, op.spans, op.values.shape()[0]);
+}
+
+void check_operation(const Backend& backend, const MatrixSquares& op) {
+  const Checker check("MatrixSquares", backend);
+  check.dims("values", op.values, 1);
+  check.operand("values", op.values, check.master(), op.values.shape());
+  check_part(check, op.values.shape()[0], op.first_column, op.rows, op.columns, DType::f64);
+  check.disjoint("rows", op.rows, {op.values, op.columns});
+  check.disjoint("columns", op.columns, {op.values});
+}
+
+void check_operation(const Backend& backend, const FactoredDirection& op) {
+  const Checker check("FactoredDirection", backend);
+  check.dims("gradient", op.gradient, 1);
+  check.operand("gradient", op.gradient, check.master(), op.gradient.shape());
+  check_part(check, op.gradient.shape()[0], op.first_column, op.rows, op.columns, check.master());
+  check.operand("step", op.step, DType::f64, Shape{num_step_scalars});
+  check.disjoint("gradient", op.gradient, {op.rows, op.columns});
+  check.require("largest", op.largest > 0, "a number above 0");
+}
+
+void check_operation(const Backend& backend, const RmsDirection& op) {
+  const Checker check("RmsDirection", backend);
+  check.dims("gradient", op.gradient, 1);
+  check.operand("gradient", op.gradient, check.master(), op.gradient.shape());
+  check.operand("second_moment", op.second_moment, check.master(), op.gradient.shape());
+  check.operand("step", op.step, DType::f64, Shape{num_step_scalars});
+  check.disjoint("gradient", op.gradient, {op.second_moment});
+  check.require("weight", op.weight > 0 && op.weight <= 1, "a number in (0, 1]");
+  check.require("smallest", op.smallest > 0, "a number above 0");
+  check_spans(check, op.spans, op.gradient.shape()[0]);
 }
 
 void check_operation(const Backend& backend, const AverageStep& op) {

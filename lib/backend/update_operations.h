@@ -142,6 +142,37 @@ struct ScaleSpans {
   std::span<const UpdateSpan> spans;
 };
 
+// Sums of squares by rows and by columns of a part of a matrix that is contiguous in row-major order, each in double and
+// in an order that follows from the part alone: the same bits for any number of threads.
+struct MatrixSquares {
+  ConstView values;               // [n], of the master type
+  std::int64_t first_column = 0;  // that values[0] lies in
+  View rows;                      // [number of rows that the part touches] f64
+  View columns;                   // [number of columns of the matrix] f64
+};
+
+// Of Adafactor (Shazeer and Stern 2018), for a part of a matrix as MatrixSquares has it: the gradient over the root of
+// its second moment, whose estimate is a product of a row's and a column's, in the gradient's place:
+//   gradient = g · min(rows[i]·columns[j], largest), with g as above
+struct FactoredDirection {
+  View gradient;                  // [n]
+  std::int64_t first_column = 0;  // that gradient[0] lies in
+  ConstView rows;                 // [number of rows that the part touches], master type, at least 0
+  ConstView columns;              // [number of columns of the matrix], master type, at least 0
+  double largest = 1e30;
+  ConstView step;  // StepScalars, [7] f64
+};
+
+// The same where the second moment is kept whole, of vectors:
+//   v = (1-weight)·v + weight·g²; gradient = g / max(sqrt(v), smallest)
+struct RmsDirection {
+  View gradient, second_moment;       // [n]
+  std::span<const UpdateSpan> spans;  // their decay and factors are not used
+  double weight = 1;                  // of the new square, in (0, 1]
+  double smallest = 1e-30;
+  ConstView step;  // StepScalars, [7] f64
+};
+
 // average = average + (1 - decay)·(param - average), element by element, in f32 (f64 in the f64 reference): with decay
 // 0 it is the param, where the average is 0.
 struct AverageStep {

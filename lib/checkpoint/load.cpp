@@ -78,6 +78,7 @@ struct Checkpoint::Impl {
   void plan_range(const ParamStore& store, const ParamRange& range, StateKind kind, std::size_t state,
                   std::vector<Read>& reads);
   void plan_scales(const ParamStore& store, const ParamRange& range, std::size_t state, std::vector<Read>& reads);
+  void plan_factors(const ParamStore& store, const FactorPlace& place, std::vector<Read>& reads);
 };
 
 const std::vector<TensorPiece>& Checkpoint::Impl::pieces_of(const ManifestTensor& tensor) {
@@ -228,6 +229,22 @@ void Checkpoint::Impl::plan_scales(const ParamStore& store, const ParamRange& ra
   });
 }
 
+void Checkpoint::Impl::plan_factors(const ParamStore& store, const FactorPlace& place, std::vector<Read>& reads) {
+  const Parameter& parameter = store.table().parameters()[static_cast<std::size_t>(place.parameter)];
+  const std::string name =
+      state_tensor_name(parameter.tied_to.value_or(parameter.name),
+                        store.options().state_names[static_cast<std::size_t>(parameter.absent_state)]);
+  const auto add = [&](const std::string& suffix, std::int64_t first, std::int64_t count) {
+    const ManifestTensor& tensor = find(name + suffix);
+    if (tensor.shape != Shape{count})
+      throw InputError(fmt::format("{}: tensor {} has the shape {}, one number for each of {} was asked for",
+                                   manifest_name(), quoted(tensor.name), to_text(tensor.shape), count));
+    plan_read(tensor, {.first = {0}, .extent = {count}}, store.factors().rows(first, count), reads);
+  };
+  add(row_factors_suffix, place.first, place.rows);
+  add(column_factors_suffix, place.first + place.rows, place.columns);
+}
+
 Checkpoint::Checkpoint(std::filesystem::path folder, OpenCheck check) : impl_(std::make_unique<Impl>()) {
   impl_->folder = std::move(folder);
   impl_->manifest = read_manifest(impl_->folder);
@@ -280,6 +297,8 @@ void Checkpoint::load(ParamStore& store, Stream& stream, bool with_optimizer_sta
       impl_->plan_range(store, range, StateKind::optimizer, state, reads);
     }
   }
+  if (with_optimizer_state)
+    for (const FactorPlace& place : store.factor_places()) impl_->plan_factors(store, place, reads);
   HostAccess access(store.backend());
   // By file first, then by place: whatever wrote the pieces, each block is read and hashed once or twice.
   std::map<std::string_view, std::vector<const Impl::Read*>> by_file;

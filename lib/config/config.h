@@ -36,7 +36,7 @@ enum class RecordKind { text, messages, prompt_completion };
 enum class InstructionLoss { answers, all };
 enum class DataCheck { changed, all };
 enum class BadRecordPolicy { fail, skip };
-enum class OptimizerKind { adamw, sgd, lion, lamb, lars, ademamix, muon };
+enum class OptimizerKind { adamw, sgd, lion, lamb, lars, ademamix, muon, adafactor };
 // How long Muon's step of a matrix of R outputs and C inputs is: original, sqrt(max(1, R/C)) times an orthogonal matrix
 // (Jordan et al. 2024); match_rms_adamw, 0.2·sqrt(max(R, C)) times it, about as long as AdamW's (Liu et al. 2025).
 enum class StepScale { original, match_rms_adamw };
@@ -244,6 +244,9 @@ struct OptimizerConfig {
   std::optional<std::int64_t> slow_warmup{};  // ademamix: updates in which both grow; nothing: auto, the run's steps
   StepScale step_scale = StepScale::match_rms_adamw;  // muon
   double adamw_rate = 1.0;                            // muon: factor on the rate of what AdamW updates
+  double beta2_exponent = 0.8;   // adafactor: at its t-th update 1 - t^-beta2_exponent of the squares' mean is kept
+  double clip_threshold = 1.0;   // adafactor: of a tensor's direction, root mean square
+  double smallest_scale = 1e-3;  // adafactor: least root mean square of a tensor that its step is measured by
   std::optional<BatchScalingConfig> scale_with_batch{};
 };
 

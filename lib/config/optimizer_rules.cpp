@@ -69,6 +69,9 @@ std::vector<IdleOptimizerKey> idle_optimizer_keys(OptimizerConfig& optimizer) {
   keys.add({ademamix}, "slow_warmup", &OptimizerConfig::slow_warmup);
   keys.add({muon}, "step_scale", &OptimizerConfig::step_scale);
   keys.add({muon}, "adamw_rate", &OptimizerConfig::adamw_rate);
+  keys.add({adafactor}, "beta2_exponent", &OptimizerConfig::beta2_exponent);
+  keys.add({adafactor}, "clip_threshold", &OptimizerConfig::clip_threshold);
+  keys.add({adafactor}, "smallest_scale", &OptimizerConfig::smallest_scale);
   return keys.take();
 }
 
@@ -78,7 +81,8 @@ std::vector<OptimizerProblem> optimizer_problems(const OptimizerConfig& optimize
   if (optimizer.type == sgd && optimizer.nesterov && optimizer.momentum == 0)
     problems.push_back({{"train.optimizer.nesterov", "train.optimizer.momentum"},
                         "there is no momentum for it: set train.optimizer.momentum, such as 0.9, or leave it out"});
-  if ((optimizer.type == lamb || optimizer.type == lars) && optimizer.offload == OffloadKind::host)
+  const bool measures_tensors = optimizer.type == lamb || optimizer.type == lars || optimizer.type == adafactor;
+  if (measures_tensors && optimizer.offload == OffloadKind::host)
     problems.push_back(
         {{"train.optimizer.offload", "train.optimizer.type"},
          fmt::format("host is not possible with {}, whose step follows from the norms of whole tensors, while their "

@@ -73,13 +73,15 @@ class Muon final : public RangeOptimizer {
     update_by_adamw(backend, stream, store);
     make_directions(backend, stream, store);
     norms_->measure(stream);
-    scale(backend, stream, store, [this](int parameter, const Shape&) {
+    scale_gradients(backend, stream, store, is_orthogonalised, [this](int parameter) {
       return 1.0 / std::max(norms_->of_gradient(parameter), smallest_norm);
     });
     matrices_->orthogonalise(
         stream, [this](int buffer, std::int64_t first, std::int64_t count) { return place_of(buffer, first, count); });
-    scale(backend, stream, store,
-          [this](int, const Shape& shape) { return length_of_step(config().step_scale, shape); });
+    scale_gradients(backend, stream, store, is_orthogonalised, [&](int parameter) {
+      return length_of_step(config().step_scale,
+                            store.table().parameters()[static_cast<std::size_t>(parameter)].shape);
+    });
     set_scalars(stream, store, {.learning_rate = step.learning_rate, .skip = step.skip});
     const Pass pass{.weight_decay = config().weight_decay, .is_chosen = is_orthogonalised};
     for_pieces(stream, store, pass, [&](const Piece& piece) {
@@ -121,24 +123,6 @@ class Muon final : public RangeOptimizer {
                                             .nesterov = config().nesterov,
                                             .step = piece.step});
     });
-  }
-
-  // The directions of all matrices, each by the factor of its tensor.
-  template <class FactorOf>
-  void scale(Backend& backend, Stream& stream, const ParamStore& store, FactorOf factor_of) {
-    for (const OptimizerRange& range : ranges_) {
-      std::vector<UpdateSpan>& spans = add_spans();
-      const std::int64_t end = range.first + range.gradient.num_elements();
-      for (const ParamSpan& span : store.layout().spans()) {
-        const Parameter& parameter = store.table().parameters()[static_cast<std::size_t>(span.parameter)];
-        const std::int64_t first = std::max(span.offset, range.first);
-        const std::int64_t count = std::min(span.offset + span.count, end) - first;
-        if (span.buffer != range.buffer || count <= 0 || !is_orthogonalised(parameter)) continue;
-        spans.push_back(
-            {.first = first - range.first, .count = count, .rate_factor = factor_of(span.parameter, parameter.shape)});
-      }
-      if (!spans.empty()) backend.run(stream, ScaleSpans{.values = range.gradient, .spans = spans});
-    }
   }
 
   View place_of(int buffer, std::int64_t first, std::int64_t count) const {

@@ -21,6 +21,8 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config) {
       return make_ademamix(config);
     case OptimizerKind::muon:
       return make_muon(config);
+    case OptimizerKind::adafactor:
+      return make_adafactor(config);
   }
   SCALETRAIN_CHECK(false);
 }

@@ -28,6 +28,11 @@ class Optimizer {
   // By its place among them, the state that a parameter has no use of: ParamTable::leave_out_states. It may be there,
   // as zeros. -1: there is none.
   virtual int absent_state(const Parameter&) const { return -1; }
+  // Whether factors stand for what is absent (Parameter::has_factors).
+  virtual bool keeps_factors() const { return false; }
+  // Numbers (f64) that step() sums over the ranks of a pipeline stage (sum_over_stage), once, before all else. Pure: of a
+  // rank of this layout.
+  virtual std::int64_t num_summed_over_stage(const ParamTable&, const ShardLayout&) const { return 0; }
   // Numbers (f64) that step() sums over all ranks (sum_over_world), once: 0 where each element is updated by itself.
   virtual std::int64_t num_summed(const ParamTable&) const { return 0; }
 
@@ -64,6 +69,7 @@ class Optimizer {
 //   lars      momentum_buffer; none where the momentum is 0
 //   ademamix  exp_avg, exp_avg_slow, exp_avg_sq
 //   muon      exp_avg, exp_avg_sq; of the matrices that it orthogonalises exp_avg, its momentum, alone
+//   adafactor variance; of matrices its factors, by rows and by columns
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config);
 
 }  // namespace scaletrain

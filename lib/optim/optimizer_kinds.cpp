@@ -71,6 +71,31 @@ void RangeOptimizer::for_pieces(Stream& stream, ParamStore& store, const Pass& p
       pass.is_last);
 }
 
+void RangeOptimizer::scale_gradients(Backend& backend, Stream& stream, ParamStore& store,
+                                     const ParameterChoice& is_chosen,
+                                     const std::function<double(int parameter)>& factor_of) {
+  const auto scale = [&](const OptimizerRange& range) {
+    std::vector<UpdateSpan>& spans = spans_.emplace_back();
+    const std::int64_t end = range.first + range.gradient.num_elements();
+    for (const ParamSpan& span : store.layout().spans()) {
+      const Parameter& parameter = store.table().parameters()[static_cast<std::size_t>(span.parameter)];
+      const std::int64_t first = std::max(span.offset, range.first);
+      const std::int64_t count = std::min(span.offset + span.count, end) - first;
+      if (span.buffer != range.buffer || count <= 0 || (is_chosen && !is_chosen(parameter))) continue;
+      spans.push_back({.first = first - range.first, .count = count, .rate_factor = factor_of(span.parameter)});
+    }
+    if (!spans.empty()) backend.run(stream, ScaleSpans{.values = range.gradient, .spans = spans});
+  };
+  store.update_ranges(stream, scale, false);
+}
+
+std::vector<std::int64_t> RangeOptimizer::joined(const ParamStore& store) const {
+  std::vector<std::int64_t> joined;
+  for (const std::int64_t updates : joinings_)
+    if (updates <= store.updates()) joined.push_back(updates);
+  return joined;
+}
+
 void ElementwiseOptimizer::update_all(Backend& backend, Stream& stream, ParamStore& store, const StepScalars&) {
   for_pieces(stream, store, {.weight_decay = config().weight_decay},
              [&](const Piece& piece) { update(backend, stream, piece); });

@@ -17,6 +17,7 @@
 
 namespace scaletrain {
 
+std::unique_ptr<Optimizer> make_adafactor(const OptimizerConfig& config);
 std::unique_ptr<Optimizer> make_adamw(const OptimizerConfig& config);
 std::unique_ptr<Optimizer> make_sgd(const OptimizerConfig& config);
 std::unique_ptr<Optimizer> make_lion(const OptimizerConfig& config);
@@ -60,8 +61,12 @@ class RangeOptimizer : public Optimizer {
   // Parameters that joined later (Parameter::joins_after) are pieces of their own, with bias corrections of their own;
   // those that are yet to join are none.
   void for_pieces(Stream& stream, ParamStore& store, const Pass& pass, const Update& update);
-  // Spans that live as long as those of the step's pieces.
-  std::vector<UpdateSpan>& add_spans() { return spans_.emplace_back(); }
+  // Issues the multiplication of what is in the gradients' place of the chosen parameters, each by a factor of its own,
+  // by its index in the table.
+  void scale_gradients(Backend& backend, Stream& stream, ParamStore& store, const ParameterChoice& is_chosen,
+                       const std::function<double(int parameter)>& factor_of);
+  // Numbers of updates behind which parameters join, ascending, of those that have joined.
+  std::vector<std::int64_t> joined(const ParamStore& store) const;
   // For the pieces that follow. At most twice a step.
   void set_scalars(Stream& stream, const ParamStore& store, const StepScalars& step);
 

@@ -12,13 +12,14 @@ namespace scaletrain {
 namespace {
 
 // By flat buffer, ascending in it.
-std::vector<ParamRange> measured_ranges(const ParamStore& store) {
+std::vector<ParamRange> measured_ranges(const ParamStore& store, TensorNorms::Of measured) {
   const ShardLayout& layout = store.layout();
   const std::int64_t tensor_degree = layout.mesh().degree(Axis::tensor);
   std::vector<ParamRange> ranges = layout.piece_ranges(layout.position().data);
   std::erase_if(ranges, [&](const ParamRange& range) {
     const Parameter& parameter = store.table().parameters()[static_cast<std::size_t>(range.parameter)];
-    return parameter.role != ParamRole::trained || !parameter.decays || parameter.tied_to ||
+    const bool is_measured = parameter.decays || measured == TensorNorms::Of::all;
+    return parameter.role != ParamRole::trained || !is_measured || parameter.tied_to ||
            !ParamTable::is_first_replica(parameter, tensor_degree, layout.position().tensor);
   });
   return ranges;
@@ -26,12 +27,12 @@ std::vector<ParamRange> measured_ranges(const ParamStore& store) {
 
 }  // namespace
 
-TensorNorms::TensorNorms(Backend& backend, const ParamStore& store)
+TensorNorms::TensorNorms(Backend& backend, const ParamStore& store, Of measured)
     : backend_(backend),
       store_(store),
-      sums_(backend, 2 * measured_ranges(store).size() * sizeof(double)),
+      sums_(backend, 2 * measured_ranges(store, measured).size() * sizeof(double)),
       totals_(static_cast<std::size_t>(num_summed(store.table()))) {
-  const std::vector<ParamRange> ranges = measured_ranges(store);
+  const std::vector<ParamRange> ranges = measured_ranges(store, measured);
   count(StateKind::master, ranges);
   count(StateKind::gradient, ranges);
 }

@@ -1,4 +1,4 @@
-// Norms of whole tensors, which LAMB and LARS measure their steps by: of the master weights, and of what is in the
+// Norms of whole tensors, which LAMB, LARS and Adafactor measure their steps by: of the master weights, and of what is in the
 // gradients' place. Of a tensor that ranks hold in parts, or several times, it is that of the tensor: every element
 // once, as in the norm of the gradient (gradient_norm.h), by the same sums over the ranges that the layout gives each
 // data rank whatever the ZeRO stage, and then over the ranks. All ranks get the same bits; the bits are those of a
@@ -16,8 +16,9 @@ namespace scaletrain {
 
 class TensorNorms {
  public:
+  enum class Of { decaying, all };
   // Both must outlive it.
-  TensorNorms(Backend& backend, const ParamStore& store);
+  TensorNorms(Backend& backend, const ParamStore& store, Of measured = Of::decaying);
 
   // Numbers that measure() sums over all ranks.
   static std::int64_t num_summed(const ParamTable& table);
@@ -25,7 +26,7 @@ class TensorNorms {
   // Issues the sums of what the stream then finds, waits for it, and sums them over the ranks: a wait of the host, and
   // calls that all ranks make.
   void measure(Stream& stream);
-  // Of the newest measurement, by the parameter's index in the table; of those that do not decay 0.
+  // Of the newest measurement, by the parameter's index in the table; of those that are not measured 0.
   double of_weights(int parameter) const;
   double of_gradient(int parameter) const;
 

@@ -151,11 +151,13 @@ void ParamTable::scale_learning_rates(const std::function<double(const Parameter
     parameter.rate_factor = parameter.tied_to ? find(*parameter.tied_to)->rate_factor : factor_of(parameter);
 }
 
-void ParamTable::leave_out_states(const std::function<int(const Parameter&)>& absent_of) {
+void ParamTable::leave_out_states(const std::function<int(const Parameter&)>& absent_of, bool with_factors) {
   const Parameter* before = nullptr;
   for (Parameter& parameter : parameters_) {
     if (parameter.role == ParamRole::trained)
       parameter.absent_state = parameter.tied_to ? find(*parameter.tied_to)->absent_state : absent_of(parameter);
+    parameter.has_factors = with_factors && parameter.role == ParamRole::trained && parameter.absent_state >= 0;
+    SCALETRAIN_CHECK(!parameter.has_factors || parameter.shape.num_dims() == 2);
     const bool is_continued = before != nullptr && !parameter.fused.empty() && before->unit == parameter.unit &&
                               before->fused == parameter.fused;
     SCALETRAIN_CHECK(!is_continued || before->absent_state == parameter.absent_state);

@@ -76,6 +76,10 @@ struct Parameter {
   // it has all.
   int absent_state = -1;
   bool has_state(int state) const { return role == ParamRole::trained && state != absent_state; }
+  // Of a trained matrix: in place of the state that is absent it has a number for each of its rows and for each of its
+  // columns, of the whole tensor, which every rank that holds a part of it holds.
+  bool has_factors = false;
+  std::int64_t num_factors() const { return has_factors ? shape[0] + shape[1] : 0; }
   // Of what optimizer states of it are in 8 bits (ParamTable::hold_states_in_blocks): consecutive elements of a row
   // that share a scale; 0: its states are not.
   std::int64_t state_block = 0;
@@ -137,8 +141,9 @@ class ParamTable {
   const Parameter* find(std::string_view name) const;  // null if there is none
   int index_of(std::string_view name) const;           // -1 if there is none
 
-  // Gives each trained parameter the state that it has no use of. Those of a fused matrix get the same.
-  void leave_out_states(const std::function<int(const Parameter&)>& absent_of);
+  // Gives each trained parameter the state that it has no use of, and, where they are to stand for it, factors in its
+  // place: it must be a matrix then. Those of a fused matrix get the same.
+  void leave_out_states(const std::function<int(const Parameter&)>& absent_of, bool with_factors = false);
 
   // The first unit that has a parameter of those trained after so many updates, which a backward must reach: no
   // gradient is needed of what comes before it. Without one the number of units.

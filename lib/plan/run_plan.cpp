@@ -59,6 +59,11 @@ std::string padding_notice(const TrainConfig& train, std::int64_t replicas) {
                     counted(cut.samples, "sample"), idle);
 }
 
+bool keeps_factors(const ParamTable& table) {
+  return std::any_of(table.parameters().begin(), table.parameters().end(),
+                     [](const Parameter& parameter) { return parameter.has_factors; });
+}
+
 // Everything that does not fit is named at once.
 void check_fits(const Config& config, std::int64_t data, const std::optional<WorldSize>& world) {
   std::string text;
@@ -247,7 +252,7 @@ MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace, const Sch
   };
   if (gradient_noise) memory.items.push_back({"gradients of half a batch", store.second_gradients});
   if (const std::size_t bytes = make_optimizer(optimizer)->workspace_bytes(table, shard, store_options()); bytes > 0)
-    memory.items.push_back({"whole matrices of the update", bytes});
+    memory.items.push_back({keeps_factors(table) ? "sums of the update" : "whole matrices of the update", bytes});
   if (offload) memory.items.push_back({"staging of offloaded state", store.state_staging});
   // Of every stage, if of one: not all are in a group that sums.
   if (is_direct()) {
@@ -397,7 +402,8 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
   phase.ranks_per_host = config.launch.ranks_per_node.value_or(common_host);
   phase.optimizer = config.train.optimizer;
   const auto optimizer = make_optimizer(config.train.optimizer);
-  phase.table.leave_out_states([&](const Parameter& parameter) { return optimizer->absent_state(parameter); });
+  phase.table.leave_out_states([&](const Parameter& parameter) { return optimizer->absent_state(parameter); },
+                               optimizer->keeps_factors());
   phase.numbers_per_update = optimizer->num_summed(phase.table);
   phase.optimizer_states = training_states(config.train);
   phase.ema = config.train.ema;

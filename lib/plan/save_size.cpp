@@ -81,6 +81,7 @@ class SaveCounter {
     masters_.assign(static_cast<std::size_t>(phase_.mesh.degree(Axis::data)), 0);
     of_states_.assign(masters_.size(), 0);
     for (const ParamSpan& span : layout.spans()) add_span(layout, span);
+    if (layout.position().tensor == 0) add_factors(layout);
     for (std::size_t rank = 0; rank < masters_.size(); ++rank) {
       add_files(masters_[rank]);
       add_files(of_states_[rank]);
@@ -102,6 +103,8 @@ class SaveCounter {
       size.most_pieces = pieces_[index];
       size.most_cut = phase_.table.parameters()[index].name;
     }
+    size.pieces = checked_add(size.pieces, factor_tensors_);  // each is one piece
+    tensors += static_cast<std::uint64_t>(factor_tensors_);
     const auto pieces = static_cast<std::uint64_t>(size.pieces);
     const bool are_listed = pieces > most_pieces_in_manifest;
     const auto files = static_cast<std::uint64_t>(files_);
@@ -130,7 +133,7 @@ class SaveCounter {
     for (std::size_t state = 0; state < phase_.optimizer_states.size(); ++state) {
       const std::string& name = phase_.optimizer_states[state];
       if (!parameter.has_state(narrow<int>(state))) continue;
-      const std::uint64_t element = size_of(saved_dtype(parameter, name, false, phase_.masters()));
+      const std::uint64_t element = size_of(saved_dtype(parameter, name, StatePart::values, phase_.masters()));
       bytes += static_cast<std::uint64_t>(count) * element;
       if (is_in_blocks(parameter.state_block, name))
         bytes += static_cast<std::uint64_t>(count / parameter.state_block) * size_of(phase_.masters());
@@ -162,6 +165,15 @@ class SaveCounter {
     number_bytes_[static_cast<std::size_t>(span.parameter)] += boxes.bytes;
   }
 
+  // By the first data rank.
+  void add_factors(const ShardLayout& layout) {
+    for (const FactorPlace& place : factor_places(phase_.table, layout)) {
+      if (phase_.table.parameters()[static_cast<std::size_t>(place.parameter)].tied_to) continue;
+      factor_tensors_ += 2;
+      of_states_.front() += static_cast<std::uint64_t>(place.rows + place.columns) * size_of(phase_.masters());
+    }
+  }
+
   void add_files(std::uint64_t bytes) {
     if (bytes == 0) return;
     bytes_ += bytes;
@@ -174,6 +186,7 @@ class SaveCounter {
   std::vector<std::uint64_t> number_bytes_;  // of their boxes in a list
   std::vector<std::uint64_t> masters_;       // bytes of each data rank of the layout at hand
   std::vector<std::uint64_t> of_states_;     // the same of optimizer states
+  std::int64_t factor_tensors_ = 0;
   std::uint64_t bytes_ = 0;
   std::uint64_t blocks_ = 0;
   std::int64_t files_ = 0;

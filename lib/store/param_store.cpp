@@ -95,6 +95,8 @@ struct ParamStore::Impl {
   std::optional<StoreGradients> gradients;
   std::vector<std::vector<Buffer>> states;  // [state][buffer]
   std::vector<std::vector<Buffer>> scales;  // the same of those in blocks
+  std::vector<FactorPlace> factor_places;
+  Buffer factors;
   std::vector<OptimizerRange> ranges;
   std::function<void(const OptimizerRange&)> follow;  // empty: nobody follows updates
   Held masters;
@@ -148,6 +150,8 @@ void ParamStore::Impl::allocate_states() {
       if (bytes.scales > 0) of_blocks[index] = allocate(bytes.scales);
     }
   }
+  factor_places = scaletrain::factor_places(table, layout);
+  if (!factor_places.empty()) factors = allocate(factor_bytes(factor_places, options.dtype));
 }
 
 // `count` elements from `first` on of all that a rank holds of a buffer's state, whose range this is.
@@ -365,6 +369,23 @@ View ParamStore::scales(const ParamRange& range, std::size_t state) const {
   return impl_->scales_of(buffer, state, impl_->place_of(StateKind::optimizer, range), range.count);
 }
 
+View ParamStore::factors() const {
+  const auto count = narrow<std::int64_t>(impl_->factors.size() / size_of(impl_->options.dtype));
+  return count == 0 ? View() : impl_->factors.view(0, impl_->options.dtype, {count});
+}
+
+std::span<const FactorPlace> ParamStore::factor_places() const {
+  return impl_->factor_places;
+}
+
+View ParamStore::factors(int parameter) const {
+  const auto& places = impl_->factor_places;
+  const auto found =
+      std::find_if(places.begin(), places.end(), [&](const FactorPlace& place) { return place.parameter == parameter; });
+  SCALETRAIN_CHECK(found != places.end());
+  return factors().rows(found->first, found->rows + found->columns);
+}
+
 View ParamStore::master(std::string_view name) const {
   return impl_->unsharded(StateKind::master, name, 0);
 }
@@ -396,6 +417,7 @@ std::uint64_t ParamStore::bytes() const {
   for (const auto* of_states : {&impl_->states, &impl_->scales})
     for (const auto& state : *of_states)
       for (const Buffer& buffer : state) total += buffer.size();
+  total += impl_->factors.size();
   if (impl_->staging) total += impl_->staging->bytes();
   return total;
 }

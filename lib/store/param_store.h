@@ -106,6 +106,17 @@ struct OptimizerRange {
   std::vector<View> scales;  // [elements / state_block]
 };
 
+// Where the factors of a parameter lie among those that a rank holds (Parameter::has_factors): of its rows from `first`
+// on, then of its columns.
+struct FactorPlace {
+  int parameter = 0;
+  std::int64_t first = 0;
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+};
+// Of each stored tensor that the rank has a place for, in the order of its buffers. Pure.
+std::vector<FactorPlace> factor_places(const ParamTable& table, const ShardLayout& layout);
+
 // Whether an optimizer's state of a parameter is in 8 bits, in blocks of Parameter::state_block (backend/
 // moment_codes.h): all that it declares, and not the average of the weights that follows them.
 bool is_in_blocks(std::int64_t state_block, std::string_view state_name);
@@ -211,6 +222,12 @@ class ParamStore {
   View values(StateKind kind, const ParamRange& range, std::size_t state = 0) const;
   // The scales of a state in blocks, of whole ones.
   View scales(const ParamRange& range, std::size_t state) const;
+  // Of an optimizer that keeps some: all of them, [the end of the last place], in the type of the masters, zero at the
+  // start, and where each parameter's lie. Empty where there are none.
+  View factors() const;
+  std::span<const FactorPlace> factor_places() const;
+  // The same of one parameter, which must have some: rows, then columns.
+  View factors(int parameter) const;
   // The same as values() in its buffer, for what works on many ranges at once.
   HeldValues find(StateKind kind, const ParamRange& range, std::size_t state = 0) const;
   // A held parameter's local box; empty where the parameter is not held unsharded. For tests and single ranks.

@@ -19,24 +19,24 @@ RankGroups make_groups(const Mesh& mesh, Rank rank, const GroupFacts& facts, con
 }
 
 namespace {
-constexpr Axis world_axes[] = {Axis::tensor, Axis::data, Axis::pipeline};
+constexpr std::array world_axes = {Axis::tensor, Axis::data, Axis::pipeline};
+constexpr std::array stage_axes = {Axis::tensor, Axis::data};
 constexpr DType summed_type = DType::f64;
-}  // namespace
 
-void sum_over_world(const RankGroups& groups, std::span<double> numbers) {
+void sum_over(std::span<const Axis> axes, const RankGroups& groups, std::span<double> numbers) {
   if (numbers.empty()) return;
   HostStream now;  // the host's numbers are there
   const View all(numbers.data(), summed_type, {narrow<std::int64_t>(numbers.size())});
-  for (const Axis axis : world_axes) {
+  for (const Axis axis : axes) {
     Communicator* control = groups.find(control_of(axis));
     Communicator* group = control != nullptr ? control : groups.find(group_kind_of(axis));
     if (group != nullptr) group->all_reduce(now, all, ReduceOp::sum).wait();
   }
 }
 
-std::vector<GroupCall> world_sum_calls(const GroupFacts& facts, std::int64_t count) {
+std::vector<GroupCall> sum_calls(std::span<const Axis> axes, const GroupFacts& facts, std::int64_t count) {
   std::vector<GroupCall> calls;
-  for (const Axis axis : world_axes) {
+  for (const Axis axis : axes) {
     calls.push_back({.group = facts.control ? control_of(axis) : group_kind_of(axis),
                      .kind = CollectiveKind::all_reduce,
                      .purpose = CallPurpose::decisions,
@@ -44,6 +44,22 @@ std::vector<GroupCall> world_sum_calls(const GroupFacts& facts, std::int64_t cou
                      .elements = count});
   }
   return calls;
+}
+
+}  // namespace
+
+void sum_over_world(const RankGroups& groups, std::span<double> numbers) {
+  sum_over(world_axes, groups, numbers);
+}
+std::vector<GroupCall> world_sum_calls(const GroupFacts& facts, std::int64_t count) {
+  return sum_calls(world_axes, facts, count);
+}
+
+void sum_over_stage(const RankGroups& groups, std::span<double> numbers) {
+  sum_over(stage_axes, groups, numbers);
+}
+std::vector<GroupCall> stage_sum_calls(const GroupFacts& facts, std::int64_t count) {
+  return sum_calls(stage_axes, facts, count);
 }
 
 }  // namespace scaletrain

@@ -288,6 +288,25 @@ std::vector<PackedPlace> place_packed(const StoreMemory& memory, std::span<const
   return places;
 }
 
+std::vector<FactorPlace> factor_places(const ParamTable& table, const ShardLayout& layout) {
+  std::vector<FactorPlace> places;
+  std::int64_t end = 0;
+  for (const ParamSpan& span : layout.spans()) {
+    const Parameter& parameter = table.parameters()[static_cast<std::size_t>(span.parameter)];
+    if (!parameter.has_factors) continue;
+    places.push_back(
+        {.parameter = span.parameter, .first = end, .rows = parameter.shape[0], .columns = parameter.shape[1]});
+    end += parameter.num_factors();
+  }
+  return places;
+}
+
+std::size_t factor_bytes(std::span<const FactorPlace> places, DType dtype) {
+  if (places.empty()) return 0;
+  const FactorPlace& last = places.back();
+  return static_cast<std::size_t>(last.first + last.rows + last.columns) * size_of(dtype);
+}
+
 UpdatePass update_pass(const ParamTable& table, const ShardLayout& layout, const ParamStore::Options& options) {
   UpdatePass pass;
   const StoreMemory memory = plan_store_memory(table, layout, options);
@@ -330,6 +349,7 @@ StoreBytes store_bytes(const ParamTable& table, const ShardLayout& layout, const
       if (memory.has_state(narrow<int>(buffer), state))
         bytes.states += memory.state_bytes(buffer, state, elements).total();
   }
+  if (memory.gradients) bytes.states += factor_bytes(factor_places(table, layout), options.dtype);
   std::vector<UnitPlace> units;
   for (const int unit : layout.units()) units.push_back(place_unit(table, layout, memory, options, unit));
   for (const PackedPlace& place : place_packed(memory, units, options.packed_bytes))

@@ -119,6 +119,8 @@ struct StoreMemory {
   StateBytes state_bytes(std::size_t buffer, std::size_t state, std::int64_t elements) const;
 };
 
+std::size_t factor_bytes(std::span<const FactorPlace> places, DType dtype);
+
 // Where the packed form of a matrix lies in memory of its own. Units that share a tied tensor share its form.
 struct PackedPlace {
   int bucket = 0;

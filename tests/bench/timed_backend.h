@@ -56,6 +56,9 @@ inline constexpr std::array<std::string_view, std::variant_size_v<Operation>> op
     "adam direction",
     "momentum direction",
     "scale of spans",
+    "squares of a matrix",
+    "factored direction",
+    "rms direction",
     "average",
     "swap",
     "adamw in 8 bits"};
@@ -119,6 +122,9 @@ class TimedBackend final : public ForwardingBackend {
   Purpose purpose_of(const AdamDirection&) const { return Purpose::update; }
   Purpose purpose_of(const MomentumDirection&) const { return Purpose::update; }
   Purpose purpose_of(const ScaleSpans&) const { return Purpose::update; }
+  Purpose purpose_of(const MatrixSquares&) const { return Purpose::update; }
+  Purpose purpose_of(const FactoredDirection&) const { return Purpose::update; }
+  Purpose purpose_of(const RmsDirection&) const { return Purpose::update; }
   Purpose purpose_of(const AverageStep&) const { return Purpose::update; }
   Purpose purpose_of(const Swap&) const { return Purpose::update; }
 

@@ -22,7 +22,7 @@ struct ReferenceRun {
         losses(of.at("losses").get<std::vector<double>>()) {
     if (const auto norm = of.at("clip_norm").get<double>(); norm > 0) clip_norm = norm;
     const auto type = named({OptimizerKind::adamw, OptimizerKind::sgd, OptimizerKind::lion, OptimizerKind::lamb,
-                             OptimizerKind::lars, OptimizerKind::ademamix, OptimizerKind::muon},
+                             OptimizerKind::lars, OptimizerKind::ademamix, OptimizerKind::muon, OptimizerKind::adafactor},
                             of.at("optimizer").get<std::string>());
     const nlohmann::json& settings = of.at("settings");
     optimizer = optimizer_of(type, [&](const char* key) -> std::optional<double> {
@@ -121,7 +121,7 @@ TEST_CASE("golden_losses_of_two_reference_runs_of_every_optimizer_follow_their_c
         largest_difference(train_along(run, text, make_cpu_backend({.threads = 2, .compute = DType::f32})), run.losses);
     CHECK(in_single <= std::max(in_f32.training, 4 * float32_of[name]));
   }
-  CHECK(runs_of.size() == 7);
+  CHECK(runs_of.size() == 8);
   for (const auto& of_optimizer : runs_of) CHECK(of_optimizer.second == 2);
 }
 

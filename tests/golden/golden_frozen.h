@@ -1,4 +1,4 @@
-// Twenty AdamW steps with frozen parameters, and with some that join on the way, held against PyTorch in float64
+// Twenty steps with frozen parameters, and with some that join on the way, held against PyTorch in float64
 // (make_frozen.py, make_unfrozen.py).
 #pragma once
 
@@ -17,6 +17,13 @@ inline const GoldenCase with_unfrozen = {
     .freeze = {"embedding.*", "blocks.0.*"},
     .unfreeze = {{.step = 6, .patterns = {"blocks.0.attention.*", "blocks.0.ffn*"}},
                  {.step = 13, .patterns = {"embedding.*"}}}};
+
+// The same by Adafactor; of llama_untied alone.
+inline const GoldenCase with_unfrozen_by_adafactor = {.file = with_unfrozen.file,
+                                                      .freeze = with_unfrozen.freeze,
+                                                      .unfreeze = with_unfrozen.unfreeze,
+                                                      .optimizer = OptimizerKind::adafactor,
+                                                      .prefix = "adafactor/"};
 
 inline const std::vector<std::string> models_with_frozen = {"gpt2", "llama_untied"};
 

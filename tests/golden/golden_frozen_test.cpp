@@ -26,4 +26,11 @@ TEST_CASE("golden_twenty_adamw_steps_in_which_parameters_join_agree_with_pytorch
   }
 }
 
+TEST_CASE("golden_twenty_adafactor_steps_in_which_parameters_join_agree_with_pytorch") {
+  const std::string model = "llama_untied";
+  check_training(model, make_reference_backend(DType::f64), in_f64, with_unfrozen_by_adafactor);
+  check_training(model, make_reference_backend(DType::f32), in_f32, with_unfrozen_by_adafactor);
+  check_training(model, make_cpu_backend({.threads = 2, .compute = DType::f32}), in_f32, with_unfrozen_by_adafactor);
+}
+
 }  // namespace scaletrain

@@ -241,6 +241,9 @@ OptimizerConfig optimizer_of(OptimizerKind type, Setting setting) {
   read("nesterov", nesterov);
   config.nesterov = nesterov != 0;
   read("adamw_rate", config.adamw_rate);
+  read("beta2_exponent", config.beta2_exponent);
+  read("clip_threshold", config.clip_threshold);
+  read("smallest_scale", config.smallest_scale);
   double original = 0;
   read("original", original);
   config.step_scale = original != 0 ? StepScale::original : StepScale::match_rms_adamw;

@@ -17,7 +17,10 @@ inline const std::vector<GoldenCase> golden_optimizers = {golden_optimizer_case(
                                                           golden_optimizer_case(OptimizerKind::lars, "lars"),
                                                           golden_optimizer_case(OptimizerKind::ademamix, "ademamix"),
                                                           golden_optimizer_case(OptimizerKind::muon, "muon"),
-                                                          golden_optimizer_case(OptimizerKind::muon, "muon_original")};
+                                                          golden_optimizer_case(OptimizerKind::muon, "muon_original"),
+                                                          golden_optimizer_case(OptimizerKind::adafactor, "adafactor"),
+                                                          golden_optimizer_case(OptimizerKind::adafactor,
+                                                                                "adafactor_clipped")};
 
 inline const std::vector<std::string> models_with_optimizers = {"gpt2", "llama_untied"};
 

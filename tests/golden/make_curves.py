@@ -75,6 +75,8 @@ RUNS = [
     ("ademamix", "ademamix", "llama_untied", "wsd", 3e-3, 1.0),
     ("muon", "muon", "gpt2", "cosine", 5e-3, 1.0),
     ("muon", "muon_original", "llama_untied", "wsd", 2e-2, 0.0),
+    ("adafactor", "adafactor", "gpt2", "inverse_sqrt", 5e-2, 0.0),
+    ("adafactor", "adafactor_clipped", "llama_untied", "cosine", 5e-2, 1.0),
 ]
 
 

@@ -4,8 +4,8 @@
     python3 -m venv venv && venv/bin/pip install torch transformers safetensors lion-pytorch timm
     venv/bin/python tests/golden/make_optimizers.py
 
-SGD is PyTorch's. The others are written here from their papers; Lion, LAMB, LARS and Muon are checked to agree with the implementations of
-lion-pytorch, timm and PyTorch, where those compute the same. PyTorch's Muon rounds to bfloat16 within Newton-Schulz: there it is given the
+SGD is PyTorch's. The others are written here from their papers; Lion, LAMB, LARS, Muon and Adafactor are checked to agree with the
+implementations of lion-pytorch, timm and PyTorch, where those compute the same. PyTorch's Muon rounds to bfloat16 within Newton-Schulz: there it is given the
 float64 form of here, which applies the iterations' polynomial to singular values. The batches are those of expected.safetensors. Needs the folders that make_golden.py
 wrote.
 """
@@ -30,6 +30,9 @@ SETTINGS = {
                  epsilon=1e-8),
     "muon_original": dict(learning_rate=2e-2, momentum=0.9, nesterov=0, weight_decay=0.1, original=1, adamw_rate=0.1, beta1=0.8, beta2=0.9,
                           epsilon=1e-6),
+    "adafactor": dict(learning_rate=2e-2, beta2_exponent=0.8, clip_threshold=1.0, smallest_scale=1e-3, weight_decay=0.1),
+    # Directions are clipped, and all tensors but the norms step as if they were larger than they are.
+    "adafactor_clipped": dict(learning_rate=5e-2, beta2_exponent=0.5, clip_threshold=0.6, smallest_scale=0.1, weight_decay=0.05),
     "ademamix": dict(learning_rate=1e-3, beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1, alpha=5.0, beta3=0.999, slow_warmup=15),
 }
 
@@ -41,9 +44,9 @@ def is_hidden_map(name, parameter):
 def tensors_of(model):
     """(name, values, gradient, whether it decays) of every tensor as it is meant: GPT-2's fused query, key and value are three."""
     for name, parameter in model.named_parameters():
-        if name.endswith("attn.c_attn.weight"):
-            yield from ((name, part, lambda p=parameter, i=i: p.grad.chunk(3, dim=1)[i], True)
-                        for i, part in enumerate(parameter.data.chunk(3, dim=1)))
+        if ".attn.c_attn." in name:
+            yield from ((name, part, lambda p=parameter, i=i: p.grad.chunk(3, dim=-1)[i], parameter.dim() >= 2)
+                        for i, part in enumerate(parameter.data.chunk(3, dim=-1)))
         else:
             yield name, parameter.data, lambda p=parameter: p.grad, parameter.dim() >= 2
 
@@ -138,6 +141,20 @@ def muon(p, g, state, rate, decays, update, momentum, nesterov, weight_decay, or
     p.sub_(rate * (length * polynomial_of_singular_values(direction) + decay * p))
 
 
+def adafactor(p, g, state, rate, decays, update, beta2_exponent, clip_threshold, smallest_scale, weight_decay):
+    """Shazeer and Stern 2018, algorithms 4 and 5, with the rate of the schedule and decoupled decay; no square here is near their ε1."""
+    beta = 1 - update**-beta2_exponent
+    if p.dim() == 2:
+        rows, columns = mean(state, "r", (g * g).mean(1), beta), mean(state, "c", (g * g).mean(0), beta)
+        v = torch.outer(rows, columns) / rows.mean()
+    else:
+        v = mean(state, "v", g * g, beta)
+    u = torch.where(g == 0, 0.0, g / v.sqrt())
+    root_mean_square = lambda x: x.pow(2).mean().sqrt().item()
+    length = max(smallest_scale, root_mean_square(p)) / max(1.0, root_mean_square(u) / clip_threshold)
+    p.sub_(rate * (length * u + (weight_decay if decays else 0.0) * p))
+
+
 class PublishedMuon:
     """PyTorch's, but for the type of its iterations, and its AdamW for the rest."""
 
@@ -180,7 +197,7 @@ def make_optimizer(name, model):
     if name.startswith("sgd"):
         return Published(model, lambda groups: torch.optim.SGD(
             groups, lr=0.0, momentum=settings["momentum"], nesterov=bool(settings["nesterov"]), weight_decay=settings["weight_decay"]))
-    return FromPaper(model, globals()[name.removesuffix("_original")], settings)
+    return FromPaper(model, globals()[name.removesuffix("_original").removesuffix("_clipped")], settings)
 
 
 def make_published(name, model):
@@ -195,6 +212,10 @@ def make_published(name, model):
                                                     weight_decay=s["weight_decay"], max_grad_norm=None))
     if name.startswith("muon"):
         return PublishedMuon(model, s)
+    if name == "adafactor":  # it clips to 1 or more; its rate falls as 1/sqrt(t) where that is below the given one: not within these steps
+        return Published(model, lambda groups: torch.optim.Adafactor(
+            groups, lr=1.0, beta2_decay=-s["beta2_exponent"], eps=(1e-30, s["smallest_scale"]), d=s["clip_threshold"],
+            weight_decay=s["weight_decay"]))
     if name == "lars":  # its rate is outside of the momentum: the same where the rate stays
         from timm.optim import Lars
         return Published(model, lambda groups: Lars(groups, lr=1.0, momentum=s["momentum"], weight_decay=s["weight_decay"],

@@ -32,6 +32,8 @@ const std::vector<AveragedLayout>& averaged_layouts() {
       {{"data 2, zero 1, lamb", 2, 1, 1, 1}, TestBackend::reference_f64, OffloadKind::none, OptimizerKind::lamb},
       // Whose matrices have one state before the average, and whose other parameters have two.
       {{"data 2, zero 1, muon", 2, 1, 1, 1}, TestBackend::reference_f64, OffloadKind::none, OptimizerKind::muon},
+      // Whose matrices have the average alone, beside their factors.
+      {{"data 2, zero 1, adafactor", 2, 1, 1, 1}, TestBackend::reference_f64, OffloadKind::none, OptimizerKind::adafactor},
   };
   return all;
 }

@@ -146,6 +146,7 @@ void check_joining(OptimizerKind optimizer) {
 TEST_CASE("parameters_that_join_train_the_same_on_every_layout_with_the_planned_calls") {
   check_joining(OptimizerKind::adamw);
   check_joining(OptimizerKind::muon);
+  check_joining(OptimizerKind::adafactor);
 }
 
 // Until it joins a parameter keeps its bits, decay or not, and its gradient is in no norm. On one rank, whose norm is
@@ -177,6 +178,7 @@ void check_waiting(OptimizerKind optimizer) {
 TEST_CASE("a_parameter_that_has_not_joined_is_as_one_that_is_frozen") {
   check_waiting(OptimizerKind::adamw);
   check_waiting(OptimizerKind::muon);
+  check_waiting(OptimizerKind::adafactor);
 }
 
 // In f32 they have masters that compute weights are rounded from, as what is trained has.

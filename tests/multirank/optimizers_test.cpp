@@ -127,8 +127,8 @@ TEST_CASE("no_bit_of_any_optimizer_depends_on_late_streams_or_on_where_its_state
     run.backend = TestBackend::fenced_cpu;
     check_same_bits(run_layout(run), at_once);
     const OptimizerKind type = named.config.type;
-    const bool needs_tensors =
-        type == OptimizerKind::lamb || type == OptimizerKind::lars || type == OptimizerKind::muon;
+    const bool needs_tensors = type == OptimizerKind::lamb || type == OptimizerKind::lars ||
+                               type == OptimizerKind::muon || type == OptimizerKind::adafactor;
     if (needs_tensors) continue;  // offload is refused
     run.config.train.optimizer.offload = OffloadKind::host;
     check_same_bits(run_layout(run), at_once);

@@ -43,7 +43,7 @@ struct Kind {
   bool qk_norm = false;   // and heads wider than hidden in all, and biases on query, key and value
   bool adapters = false;  // alone are trained, and saved
   bool gemma = false;
-  bool muon = false;       // whose matrices have fewer states, in a flat buffer of their own
+  OptimizerKind optimizer = OptimizerKind::adamw;
   bool in_8_bits = false;  // moments, of a model whose rows divide into blocks on every layout
   TestBackend backend = TestBackend::cpu;
   double tolerance = 1e-5;  // of a loss, relative: DESIGN's for the type
@@ -69,10 +69,8 @@ Config config_of(const TestLayout& layout, const Kind& kind) {
   config.train.steps = 50;
   config.train.lr_schedule.warmup = 10;
   config.train.optimizer.learning_rate = 1e-3;
-  if (kind.muon) {
-    config.train.optimizer.type = OptimizerKind::muon;
-    config.train.optimizer.momentum = 0.9;
-  }
+  config.train.optimizer.type = kind.optimizer;
+  if (kind.optimizer == OptimizerKind::muon) config.train.optimizer.momentum = 0.9;
   lay_out(config, layout);
   return config;
 }
@@ -221,8 +219,23 @@ TEST_CASE("every_layout_continues_the_adapters_that_another_saved_and_back") {
   check_pairs({.adapters = true}, Pairs::next);
   check_pairs({.llama = true, .tied = false, .adapters = true}, Pairs::next);
 }
+// Whose matrices have fewer states, in a flat buffer of their own.
 TEST_CASE("every_layout_continues_what_another_saved_of_muon_and_back") {
-  check_pairs({.llama = true, .tied = false, .muon = true, .backend = TestBackend::reference_f64, .tolerance = 1e-9},
+  check_pairs({.llama = true,
+               .tied = false,
+               .optimizer = OptimizerKind::muon,
+               .backend = TestBackend::reference_f64,
+               .tolerance = 1e-9},
+              Pairs::next);
+}
+// Whose matrices have factors in place of a state, of a tied tensor too.
+TEST_CASE("every_layout_continues_what_another_saved_of_adafactor_and_back") {
+  check_pairs({.optimizer = OptimizerKind::adafactor, .backend = TestBackend::reference_f64, .tolerance = 1e-9},
+              Pairs::next);
+  check_pairs({.adapters = true,
+               .optimizer = OptimizerKind::adafactor,
+               .backend = TestBackend::reference_f64,
+               .tolerance = 1e-9},
               Pairs::next);
 }
 TEST_CASE("every_layout_continues_what_another_saved_of_a_gemma_and_back") {

@@ -62,6 +62,9 @@ class OperandVisitor {
   void enter(AdamDirection& op) const { reach_all(op.param, op.gradient, op.first_moment, op.second_moment, op.step); }
   void enter(MomentumDirection& op) const { reach_all(op.gradient, op.momentum, op.step); }
   void enter(ScaleSpans& op) const { reach_all(op.values); }
+  void enter(MatrixSquares& op) const { reach_all(op.values, op.rows, op.columns); }
+  void enter(FactoredDirection& op) const { reach_all(op.gradient, op.rows, op.columns, op.step); }
+  void enter(RmsDirection& op) const { reach_all(op.gradient, op.second_moment, op.step); }
   void enter(AverageStep& op) const { reach_all(op.average, op.param); }
   void enter(Swap& op) const { reach_all(op.a, op.b); }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -9,6 +10,7 @@
 #include "backend/cpu/kernels.h"
 #include "backend/host_backend.h"
 #include "backend/moment_codes.h"
+#include "base/numbers/checked.h"
 
 namespace scaletrain::cpu {
 
@@ -209,6 +211,100 @@ void compute(Device<S>& device, const ScaleSpans& op) {
     device.for_pieces(span.count, piece_elements, [&](std::int64_t piece, std::int64_t count) {
       float* values = op.values.as<float>() + span.first + piece;
       for (std::int64_t i = 0; i < count; ++i) values[i] *= factor;
+    });
+  }
+}
+
+// Columns that a thread sums at once: their sums stay in its cache, and what it reads of a row is a few lines of it.
+inline constexpr std::int64_t columns_at_once = 64;
+
+// visit(row, first column, first element, count) of each row's stretch within [begin, end) of the columns.
+template <class Visit>
+void for_rows_of_part(std::int64_t elements, std::int64_t first_column, std::int64_t num_columns, std::int64_t begin,
+                      std::int64_t end, Visit visit) {
+  const std::int64_t num_rows = ceil_div(first_column + elements, num_columns);
+  for (std::int64_t row = 0; row < num_rows; ++row) {
+    const std::int64_t from = std::max(begin, row == 0 ? first_column : 0);
+    const std::int64_t to = std::min(end, first_column + elements - row * num_columns);
+    if (from < to) visit(row, from, row * num_columns + from - first_column, to - from);
+  }
+}
+
+// In double of floats, whose squares are exact there, in several sums that the compiler may make at once.
+inline double sum_of_squares(const float* values, std::int64_t count) {
+  constexpr std::int64_t lanes = 8;
+  double sums[lanes] = {};
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes)
+    for (std::int64_t lane = 0; lane < lanes; ++lane)
+      sums[lane] += static_cast<double>(values[i + lane]) * values[i + lane];
+  double sum = 0;
+  for (; i < count; ++i) sum += static_cast<double>(values[i]) * values[i];
+  for (const double lane : sums) sum += lane;
+  return sum;
+}
+
+template <class S>
+void compute(Device<S>& device, const MatrixSquares& op) {
+  const std::int64_t columns = op.columns.num_elements();
+  const std::int64_t elements = op.values.num_elements();
+  const float* values = op.values.as<float>();
+  const std::int64_t rows_at_once = std::max<std::int64_t>(1, piece_elements / columns);
+  device.for_pieces(op.rows.num_elements(), rows_at_once, [&](std::int64_t first, std::int64_t count) {
+    for (std::int64_t row = first; row < first + count; ++row) {
+      const std::int64_t begin = std::max<std::int64_t>(0, row * columns - op.first_column);
+      const std::int64_t end = std::min(elements, (row + 1) * columns - op.first_column);
+      op.rows.as<double>()[row] = sum_of_squares(values + begin, end - begin);
+    }
+  });
+  device.for_pieces(columns, columns_at_once, [&](std::int64_t first, std::int64_t count) {
+    double* sums = op.columns.as<double>();
+    std::fill_n(sums + first, count, 0.0);
+    for_rows_of_part(elements, op.first_column, columns, first, first + count,
+                     [&](std::int64_t, std::int64_t column, std::int64_t element, std::int64_t length) {
+                       for (std::int64_t i = 0; i < length; ++i)
+                         sums[column + i] += static_cast<double>(values[element + i]) * values[element + i];
+                     });
+  });
+}
+
+template <class S>
+void compute(Device<S>& device, const FactoredDirection& op) {
+  const StepScalars step = step_scalars_at(op.step);
+  if (step.skip != 0) return;
+  const std::int64_t num_columns = op.columns.num_elements();
+  const auto scale = static_cast<float>(step.gradient_scale);
+  const auto largest = static_cast<float>(op.largest);
+  const float* of_columns = op.columns.as<float>();
+  device.for_pieces(op.gradient.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
+    const std::int64_t place = op.first_column + first;
+    const float* of_rows = op.rows.as<float>() + place / num_columns;
+    for_rows_of_part(count, place % num_columns, num_columns, 0, num_columns,
+                     [&](std::int64_t row, std::int64_t column, std::int64_t element, std::int64_t length) {
+                       float* gradient = op.gradient.as<float>() + first + element;
+                       for (std::int64_t i = 0; i < length; ++i)
+                         gradient[i] = gradient[i] * scale * std::min(of_rows[row] * of_columns[column + i], largest);
+                     });
+  });
+}
+
+template <class S>
+void compute(Device<S>& device, const RmsDirection& op) {
+  const StepScalars step = step_scalars_at(op.step);
+  if (step.skip != 0) return;
+  const auto scale = static_cast<float>(step.gradient_scale);
+  const auto weight = static_cast<float>(op.weight);
+  const auto kept = static_cast<float>(1.0 - op.weight);
+  const auto smallest = static_cast<float>(op.smallest);
+  for (const UpdateSpan& span : op.spans) {
+    device.for_pieces(span.count, piece_elements, [&](std::int64_t piece, std::int64_t count) {
+      float* gradient = op.gradient.as<float>() + span.first + piece;
+      float* second = op.second_moment.as<float>() + span.first + piece;
+      for (std::int64_t i = 0; i < count; ++i) {
+        const float g = gradient[i] * scale;
+        second[i] = kept * second[i] + weight * (g * g);
+        gradient[i] = g / std::max(std::sqrt(second[i]), smallest);
+      }
     });
   }
 }

@@ -178,8 +178,8 @@ class Save {
   const SaveRequest& request_;
   const MonotonicTime start_ = monotonic_now();
   Manifest manifest_;
-  // By state, whether it is its scales, and parameter.
-  std::map<std::tuple<int, bool, int>, std::vector<TensorPiece>> pieces_;
+  // By state, part of it, and parameter.
+  std::map<std::tuple<int, StatePart, int>, std::vector<TensorPiece>> pieces_;
   std::filesystem::path final_;
   std::filesystem::path temporary_;
   std::uint64_t bytes_ = 0;
@@ -190,7 +190,7 @@ void Save::add_rank(std::span<const SavePiece> pieces, std::vector<ManifestFile>
   std::set<std::string> planned;
   for (const SavePiece& piece : pieces) {
     planned.insert(piece.file);
-    pieces_[{piece.state, piece.is_scales, piece.parameter}].push_back(
+    pieces_[{piece.state, piece.part, piece.parameter}].push_back(
         {.file = piece.file, .key = piece.key, .box = piece.box});
   }
   std::set<std::string> written;
@@ -206,19 +206,17 @@ void Save::add_rank(std::span<const SavePiece> pieces, std::vector<ManifestFile>
 
 void Save::make_tensors() {
   for (auto& [place, pieces] : pieces_) {
-    const auto [state, is_scales, index] = place;
+    const auto [state, part, index] = place;
     const Parameter& parameter = state_.table().parameters()[static_cast<std::size_t>(index)];
     std::int64_t covered = 0;
     for (const TensorPiece& piece : pieces) covered += piece.box.num_elements();
-    const Shape shape = saved_shape(parameter, is_scales);
+    const Shape shape = saved_shape(parameter, part);
     SCALETRAIN_CHECK_EQ(covered, shape.num_elements());
     const bool is_master = state < 0;
     const std::string of_state = is_master ? std::string() : state_.state_names()[static_cast<std::size_t>(state)];
-    std::string name = is_master ? parameter.name : state_tensor_name(parameter.name, of_state);
-    if (is_scales) name += scales_suffix;
-    manifest_.tensors.push_back({.name = std::move(name),
+    manifest_.tensors.push_back({.name = saved_name(parameter, state, of_state, part),
                                  .role = std::string(is_master ? role_text(parameter.role) : "slot"),
-                                 .dtype = saved_dtype(parameter, of_state, is_scales, state_.dtype()),
+                                 .dtype = saved_dtype(parameter, of_state, part, state_.dtype()),
                                  .shape = shape,
                                  .pieces = std::move(pieces)});
   }

@@ -16,20 +16,23 @@
 
 namespace scaletrain {
 
+// What a tensor of a checkpoint has of a state: its values, or codes; the scales of those in 8 bits, one for each block;
+// the factors that stand for it, of the rows or of the columns (Parameter::has_factors).
+enum class StatePart { values, scales, rows, columns };
+
 // A piece of a tensor that one rank writes: derived from the table and the layout.
 struct SavePiece {
   int parameter = 0;  // of the ParamTable
   int state = -1;     // -1: the masters; else an optimizer state
-  // Of a state in 8 bits: its scales, a tensor of their own with one for each block; else its values, or its codes.
-  bool is_scales = false;
+  StatePart part = StatePart::values;
   std::string file;
   std::string key;   // the tensor's name; with "@k" behind it for the k-th box of a rank that writes only a part of it
   Box box;           // of the tensor as it is stored
-  ParamRange range;  // where its values lie: a part of the rank's shard
+  ParamRange range;  // where its values lie: a part of the rank's shard; of factors the parameter alone
 };
 // What one rank writes: the parts of parameters that its data rank owns (ShardLayout::piece_ranges, whatever the ZeRO
 // stage), of parameters of whose replication group it is the first; tied copies are not written, nor what the base of
-// adapters has. A range becomes at most 2d-1 boxes. All ranks together write each element of each tensor exactly once.
+// adapters has. Factors are written by the first tensor and data rank of a stage. A range becomes at most 2d-1 boxes. All ranks together write each element of each tensor exactly once.
 // Masters go to model-RRRRR-NNN.safetensors, states to optimizer-RRRRR-NNN.safetensors (R the rank, N from 0; a world
 // of one rank leaves R out and gives N five digits); a file ends before it would exceed max_file_bytes (unless one
 // piece alone does). A rank without pieces has no file.
@@ -45,9 +48,11 @@ std::uint64_t saved_bytes(const ParamTable& table, const ShardLayout& layout, st
 // The same of all ranks together, whatever their layout: what a checkpoint takes but for its manifest, the files'
 // headers and the tokenizer.
 std::uint64_t checkpoint_bytes(const ParamTable& table, std::span<const std::string> state_names, DType dtype);
-// What a tensor of a checkpoint is: of a parameter's masters (state -1), of a state, or of its scales.
-DType saved_dtype(const Parameter& parameter, std::string_view state_name, bool is_scales, DType masters);
-Shape saved_shape(const Parameter& parameter, bool is_scales);
+// What a tensor of a checkpoint is: of a parameter's masters (no state's name), or of a part of a state.
+DType saved_dtype(const Parameter& parameter, std::string_view state_name, StatePart part, DType masters);
+Shape saved_shape(const Parameter& parameter, StatePart part);
+// Its name among the checkpoint's tensors; state -1: the masters.
+std::string saved_name(const Parameter& parameter, int state, std::string_view state_name, StatePart part);
 // Where the store has a piece's values.
 View stored_values(const ParamStore& store, const SavePiece& piece);
 

@@ -40,12 +40,16 @@ FileNames file_names(std::string_view kind, const ShardLayout& layout, std::uint
   return FileNames(fmt::format("{}-{:05}", kind, mesh.rank_of(layout.position()).value()), 3, most);
 }
 
-// What is written of a parameter: its masters, a state, or the scales of one in blocks.
+// What is written of a parameter: its masters, or a part of a state.
 struct Stored {
   int state = -1;
   std::string_view name;  // of the state
-  bool is_scales = false;
+  StatePart part = StatePart::values;
 };
+
+bool is_factors(StatePart part) {
+  return part == StatePart::rows || part == StatePart::columns;
+}
 
 // visit(range, parameter, stored) for all that the rank writes, in the order of its files.
 template <class Visit>
@@ -61,16 +65,27 @@ void for_each_saved(const ParamTable& table, const ShardLayout& layout, std::spa
       if (parameter.in_base || parameter.tied_to || (state >= 0 && !parameter.has_state(state)) || range.count == 0)
         continue;
       if (!ParamTable::is_first_replica(parameter, tensor_degree, position.tensor)) continue;
-      visit(range, parameter, Stored{state, name, false});
-      if (state >= 0 && is_in_blocks(parameter.state_block, name)) visit(range, parameter, Stored{state, name, true});
+      visit(range, parameter, Stored{state, name});
+      if (state >= 0 && is_in_blocks(parameter.state_block, name))
+        visit(range, parameter, Stored{state, name, StatePart::scales});
+    }
+    if (state < 0 || position.data != 0 || position.tensor != 0) continue;
+    for (const FactorPlace& place : factor_places(table, layout)) {
+      const Parameter& parameter = table.parameters()[static_cast<std::size_t>(place.parameter)];
+      if (parameter.tied_to || parameter.absent_state != state) continue;
+      const ParamRange whole{.parameter = place.parameter};
+      visit(whole, parameter, Stored{state, name, StatePart::rows});
+      visit(whole, parameter, Stored{state, name, StatePart::columns});
     }
   }
 }
 
 // Of `count` elements of a parameter.
 std::uint64_t bytes_of(const Parameter& parameter, const Stored& stored, DType dtype, std::int64_t count) {
-  const std::int64_t numbers = stored.is_scales ? div_exact(count, parameter.state_block) : count;
-  return static_cast<std::uint64_t>(numbers) * size_of(saved_dtype(parameter, stored.name, stored.is_scales, dtype));
+  std::int64_t numbers = count;
+  if (stored.part == StatePart::scales) numbers = div_exact(count, parameter.state_block);
+  if (is_factors(stored.part)) numbers = saved_shape(parameter, stored.part).num_elements();
+  return static_cast<std::uint64_t>(numbers) * size_of(saved_dtype(parameter, stored.name, stored.part, dtype));
 }
 
 // Of the scales of a box of whole blocks.
@@ -82,15 +97,41 @@ Box in_blocks(Box box, std::int64_t block) {
 
 }  // namespace
 
-DType saved_dtype(const Parameter& parameter, std::string_view state_name, bool is_scales, DType masters) {
+std::string saved_name(const Parameter& parameter, int state, std::string_view state_name, StatePart part) {
+  if (state < 0) return parameter.name;
+  const std::string name = state_tensor_name(parameter.name, std::string(state_name));
+  switch (part) {
+    case StatePart::values:
+      return name;
+    case StatePart::scales:
+      return name + scales_suffix;
+    case StatePart::rows:
+      return name + row_factors_suffix;
+    case StatePart::columns:
+      return name + column_factors_suffix;
+  }
+  SCALETRAIN_CHECK(false);
+}
+
+DType saved_dtype(const Parameter& parameter, std::string_view state_name, StatePart part, DType masters) {
   if (parameter.role != ParamRole::trained) return parameter.dtype;
-  const bool is_codes = !state_name.empty() && !is_scales && is_in_blocks(parameter.state_block, state_name);
+  const bool is_codes =
+      !state_name.empty() && part == StatePart::values && is_in_blocks(parameter.state_block, state_name);
   return is_codes ? DType::u8 : masters;
 }
 
-Shape saved_shape(const Parameter& parameter, bool is_scales) {
-  if (!is_scales) return parameter.shape;
-  return {parameter.shape[0], div_exact(parameter.shape[1], parameter.state_block)};
+Shape saved_shape(const Parameter& parameter, StatePart part) {
+  switch (part) {
+    case StatePart::values:
+      return parameter.shape;
+    case StatePart::scales:
+      return {parameter.shape[0], div_exact(parameter.shape[1], parameter.state_block)};
+    case StatePart::rows:
+      return {parameter.shape[0]};
+    case StatePart::columns:
+      return {parameter.shape[1]};
+  }
+  SCALETRAIN_CHECK(false);
 }
 
 std::vector<SavePiece> make_save_plan(const ParamTable& table, const ShardLayout& layout,
@@ -99,29 +140,33 @@ std::vector<SavePiece> make_save_plan(const ParamTable& table, const ShardLayout
   std::vector<SavePiece> plan;
   FileNames model = file_names("model", layout, max_file_bytes);
   FileNames optimizer = file_names("optimizer", layout, max_file_bytes);
-  for_each_saved(table, layout, state_names,
-                 [&](const ParamRange& range, const Parameter& parameter, const Stored& stored) {
-                   const ParamSpan* span = layout.find(range.parameter);
-                   SCALETRAIN_CHECK(span != nullptr);
-                   FileNames& files = stored.state < 0 ? model : optimizer;
-                   std::string name =
-                       stored.state < 0 ? parameter.name : state_tensor_name(parameter.name, std::string(stored.name));
-                   if (stored.is_scales) name += scales_suffix;
-                   const bool is_whole = range.count == parameter.shape.num_elements();
-                   int number = 0;
-                   for_each_box(*span, range, [&](const Box& box, const ParamRange& part) {
-                     SavePiece piece{.parameter = range.parameter,
-                                     .state = stored.state,
-                                     .is_scales = stored.is_scales,
-                                     .file = {},
-                                     .key = name,
-                                     .box = stored.is_scales ? in_blocks(box, parameter.state_block) : box,
-                                     .range = part};
-                     if (!is_whole) piece.key += fmt::format("@{}", number++);
-                     piece.file = files.place(bytes_of(parameter, stored, dtype, part.count));
-                     plan.push_back(std::move(piece));
-                   });
-                 });
+  const auto add_piece = [&](const Parameter& parameter, const Stored& stored, SavePiece piece) {
+    piece.parameter = piece.range.parameter;
+    piece.state = stored.state;
+    piece.part = stored.part;
+    FileNames& files = stored.state < 0 ? model : optimizer;
+    piece.file = files.place(bytes_of(parameter, stored, dtype, piece.range.count));
+    plan.push_back(std::move(piece));
+  };
+  for_each_saved(
+      table, layout, state_names, [&](const ParamRange& range, const Parameter& parameter, const Stored& stored) {
+        const std::string name = saved_name(parameter, stored.state, stored.name, stored.part);
+        if (is_factors(stored.part)) {
+          const Box whole{.first = {0}, .extent = {saved_shape(parameter, stored.part)[0]}};
+          return add_piece(parameter, stored, {.file = {}, .key = name, .box = whole, .range = range});
+        }
+        const ParamSpan* span = layout.find(range.parameter);
+        SCALETRAIN_CHECK(span != nullptr);
+        const bool is_whole = range.count == parameter.shape.num_elements();
+        int number = 0;
+        for_each_box(*span, range, [&](const Box& box, const ParamRange& part) {
+          add_piece(parameter, stored,
+                    {.file = {},
+                     .key = is_whole ? name : fmt::format("{}@{}", name, number++),
+                     .box = stored.part == StatePart::scales ? in_blocks(box, parameter.state_block) : box,
+                     .range = part});
+        });
+      });
   return plan;
 }
 
@@ -144,15 +189,22 @@ std::uint64_t checkpoint_bytes(const ParamTable& table, std::span<const std::str
     for (std::size_t state = 0; state < state_names.size(); ++state) {
       const std::string& name = state_names[state];
       if (!parameter.has_state(narrow<int>(state))) continue;
-      bytes += bytes_of(parameter, {0, name, false}, dtype, count);
-      if (is_in_blocks(parameter.state_block, name)) bytes += bytes_of(parameter, {0, name, true}, dtype, count);
+      bytes += bytes_of(parameter, {0, name}, dtype, count);
+      if (is_in_blocks(parameter.state_block, name))
+        bytes += bytes_of(parameter, {0, name, StatePart::scales}, dtype, count);
     }
+    bytes += static_cast<std::uint64_t>(parameter.num_factors()) * size_of(dtype);
   }
   return bytes;
 }
 
 View stored_values(const ParamStore& store, const SavePiece& piece) {
-  if (piece.is_scales) return store.scales(piece.range, static_cast<std::size_t>(piece.state));
+  if (piece.part == StatePart::scales) return store.scales(piece.range, static_cast<std::size_t>(piece.state));
+  if (is_factors(piece.part)) {
+    const Parameter& parameter = store.table().parameters()[static_cast<std::size_t>(piece.parameter)];
+    const bool of_rows = piece.part == StatePart::rows;
+    return store.factors(piece.parameter).rows(of_rows ? 0 : parameter.shape[0], parameter.shape[of_rows ? 0 : 1]);
+  }
   const StateKind kind = piece.state < 0 ? StateKind::master : StateKind::optimizer;
   return store.values(kind, piece.range, static_cast<std::size_t>(std::max(piece.state, 0)));
 }

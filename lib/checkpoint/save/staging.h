@@ -55,10 +55,10 @@ class StateStaging final : public SavedState {
     ConstView stored;
     std::size_t offset = 0;  // in memory_
   };
-  // State, whether it is its scales, parameter, first element of the range.
-  using Place = std::tuple<int, bool, int, std::int64_t>;
+  // State, part of it, parameter, first element of the range.
+  using Place = std::tuple<int, StatePart, int, std::int64_t>;
   static Place place_of(const SavePiece& piece) {
-    return {piece.state, piece.is_scales, piece.parameter, piece.range.first};
+    return {piece.state, piece.part, piece.parameter, piece.range.first};
   }
 
   View copy_of(const Part& part) const;

@@ -45,13 +45,14 @@ constexpr Names<InstructionLoss, 2> kInstructionLosses = {
 constexpr Names<DataCheck, 2> kDataChecks = {{{DataCheck::changed, "changed"}, {DataCheck::all, "all"}}};
 constexpr Names<BadRecordPolicy, 2> kBadRecordPolicies = {
     {{BadRecordPolicy::fail, "fail"}, {BadRecordPolicy::skip, "skip"}}};
-constexpr Names<OptimizerKind, 7> kOptimizers = {{{OptimizerKind::adamw, "adamw"},
+constexpr Names<OptimizerKind, 8> kOptimizers = {{{OptimizerKind::adamw, "adamw"},
                                                   {OptimizerKind::sgd, "sgd"},
                                                   {OptimizerKind::lion, "lion"},
                                                   {OptimizerKind::lamb, "lamb"},
                                                   {OptimizerKind::lars, "lars"},
                                                   {OptimizerKind::ademamix, "ademamix"},
-                                                  {OptimizerKind::muon, "muon"}}};
+                                                  {OptimizerKind::muon, "muon"},
+                                                  {OptimizerKind::adafactor, "adafactor"}}};
 constexpr Names<StepScale, 2> kStepScales = {
     {{StepScale::original, "original"}, {StepScale::match_rms_adamw, "match_rms_adamw"}}};
 constexpr Names<LrScheduleKind, 6> kLrSchedules = {{{LrScheduleKind::cosine, "cosine"},

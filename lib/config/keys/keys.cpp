@@ -168,6 +168,18 @@ void add_train(KeyTable<Config>& table) {
       top({"train.optimizer.adamw_rate", "",
            "Factor on the learning rate of what Muon leaves to AdamW: embeddings, head, norms, biases.", with_notice},
           positive(1e6), FIELD(train.optimizer.adamw_rate)));
+  table.push_back(top({"train.optimizer.beta2_exponent", "",
+                       "c of Adafactor, whose t-th update keeps 1 - t^-c of the running mean of squares.", with_notice},
+                      NumberCodec{0.0, 1.0, Bounds::open_below}, FIELD(train.optimizer.beta2_exponent)));
+  table.push_back(top({"train.optimizer.clip_threshold", "",
+                       "Root mean square above which the direction of a tensor is scaled down to it (Adafactor).",
+                       with_notice},
+                      positive(1e6), FIELD(train.optimizer.clip_threshold)));
+  table.push_back(top({"train.optimizer.smallest_scale", "",
+                       "Adafactor's step of a tensor is the learning rate times the tensor's root mean square, or "
+                       "times this where that is less.",
+                       with_notice},
+                      positive(1e3), FIELD(train.optimizer.smallest_scale)));
   table.push_back(top({"train.optimizer.weight_decay", "",
                        "Decay of matrices, not of biases and norms: decoupled, with SGD and LARS a part of the "
                        "gradient.",

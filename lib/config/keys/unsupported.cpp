@@ -15,8 +15,7 @@ namespace scaletrain {
 
 namespace {
 
-constexpr std::array<UnsupportedValue, 3> kTable = {{
-    {"train.optimizer.type", "adafactor", nullptr, "adamw, sgd, lion, lamb, lars, ademamix or muon"},
+constexpr std::array<UnsupportedValue, 2> kTable = {{
     {"precision.compute", "fp8", nullptr, "auto, fp32, tf32, bf16 or fp16"},
     {"precision.reduce", "tf32 | fp16",
      [](const Config& c) { return c.precision.reduce != Precision::fp32 && c.precision.reduce != Precision::bf16; },

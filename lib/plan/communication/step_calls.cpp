@@ -105,6 +105,7 @@ class StepWalk {
         layout_(plan.layout(rank)),
         store_(plan.table, layout_, plan.store_options()),
         model_(plan.transformer(rank)),
+        stage_sums_(make_optimizer(plan.optimizer)->num_summed_over_stage(plan.table, layout_)),
         update_calls_(make_optimizer(plan.optimizer)->calls(plan.table, layout_, plan.store_options())),
         units_(plan.units_by_chunk(layout_.position().pipeline)) {
     number_of({store_.state(), {}});
@@ -217,6 +218,7 @@ class StepWalk {
         if (work.part == StepPart::first_half) return;
         if (work.part == StepPart::second_half) declare(world_sum_calls(plan_.group_facts(), numbers_per_halves));
         declare(world_sum_calls(plan_.group_facts(), numbers_per_step));
+        if (stage_sums_ > 0) declare(stage_sum_calls(plan_.group_facts(), stage_sums_));
         if (plan_.numbers_per_update > 0) declare(world_sum_calls(plan_.group_facts(), plan_.numbers_per_update));
         declare(update_calls_);
         return store_.updated(declared_);
@@ -264,6 +266,7 @@ class StepWalk {
   ShardLayout layout_;
   StoreCalls store_;
   Transformer model_;
+  std::int64_t stage_sums_;  // numbers that the optimizer sums over the stage
   std::vector<GroupCall> update_calls_;  // of the optimizer
   UnitsByChunk units_;
   std::map<std::tuple<int, Opcode, Mode>, std::vector<GroupCall>> passes_;

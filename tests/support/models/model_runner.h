@@ -20,9 +20,11 @@ namespace scaletrain {
 class ModelRunner : public ModelStore {
  public:
   // finetune: its freeze and unfreeze. spec: with its adapters, if it has any.
-  ModelRunner(const ModelSpec& spec, std::unique_ptr<Backend> used_backend, std::vector<std::string> state_names,
+  ModelRunner(const ModelSpec& spec, std::unique_ptr<Backend> used_backend,
+              const std::vector<std::string>& state_names,
               const FinetuneConfig& finetune = {}, RecomputeKind recompute = RecomputeKind::none)
-      : ModelStore(table_of(spec, finetune), std::move(used_backend), {.state_names = std::move(state_names)}),
+      : ModelStore(table_of(spec, finetune, state_names), std::move(used_backend),
+                   {.state_names = state_names}),
         model(spec, {}, recompute, {.adapter_rows = adapter_rows}) {}
 
   // The sum of the token losses of a micro-batch. ids and targets: [B·T]; so is document_start, where attention is to
@@ -52,10 +54,14 @@ class ModelRunner : public ModelStore {
   // What passes through the scratch of adapters does so in pieces, the last of fewer rows.
   static constexpr std::int64_t adapter_rows = 5;
 
-  static ParamTable table_of(const ModelSpec& spec, const FinetuneConfig& finetune) {
+  static ParamTable table_of(const ModelSpec& spec, const FinetuneConfig& finetune,
+                             const std::vector<std::string>& state_names) {
     ParamTable table = make_param_table(spec, InitConfig{});
     if (spec.lora.rank > 0) table = with_adapters(table, spec.lora);
     freeze_parameters(table, finetune);
+    // Adafactor's, which matrices have factors in place of.
+    if (!state_names.empty() && state_names.front() == "variance")
+      table.leave_out_states([](const Parameter& parameter) { return parameter.shape.num_dims() == 2 ? 0 : -1; }, true);
     return table;
   }
 

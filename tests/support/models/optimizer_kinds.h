@@ -39,6 +39,9 @@ inline const std::vector<NamedOptimizer>& optimizers_beside_adamw() {
     OptimizerConfig& original = add("muon without nesterov's momentum, original steps", OptimizerKind::muon, 1e-2);
     original.momentum = 0.95;
     original.step_scale = StepScale::original;
+    OptimizerConfig& adafactor = add("adafactor", OptimizerKind::adafactor, 1e-2);
+    adafactor.clip_threshold = 0.7;
+    adafactor.smallest_scale = 0.03;
     return out;
   }();
   return all;

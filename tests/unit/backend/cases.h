@@ -42,6 +42,9 @@ std::vector<Case> ademamix_cases();
 std::vector<Case> adam_direction_cases();
 std::vector<Case> momentum_direction_cases();
 std::vector<Case> scale_spans_cases();
+std::vector<Case> matrix_squares_cases();
+std::vector<Case> factored_direction_cases();
+std::vector<Case> rms_direction_cases();
 std::vector<Case> average_cases();
 std::vector<Case> swap_cases();
 

@@ -496,6 +496,40 @@ std::vector<Case> momentum_direction_cases() {
   return cases;
 }
 
+std::vector<Case> rms_direction_cases() {
+  std::vector<Case> cases;
+  for (const std::int64_t n : lengths()) {
+    const auto o = step_operands(cases.size(), n);
+    const double weight = cases.size() % 4 == 2 ? 1.0 : 0.3;
+    const double smallest = cases.size() % 2 == 1 ? 0.5 : 1e-7;
+    Case c;
+    c.name = name_of(*o);
+    c.run = [o, weight, smallest](Device& device) {
+      const View gradient = device.put_master(o->gradient, {o->count});
+      const View second = device.put_master(o->second_moment, {o->count});
+      device.run(RmsDirection{.gradient = gradient,
+                              .second_moment = second,
+                              .spans = o->spans,
+                              .weight = weight,
+                              .smallest = smallest,
+                              .step = record_of(o->step)});
+      return std::vector<Output>{{"gradient", Device::get(gradient), Kind::master},
+                                 {"second_moment", Device::get(second), Kind::master}};
+    };
+    const auto spans = spans_by_element(*o);
+    std::vector<Values> scales(2, Values(spans.size(), untouched));
+    for (std::size_t e = 0; e < spans.size(); ++e) {
+      if (spans[e] == nullptr) continue;
+      const double g = std::fabs(o->gradient[e] * o->step.gradient_scale);
+      scales[1][e] = (1 - weight) * o->second_moment[e] + weight * g * g;
+      scales[0][e] = g / std::max(std::sqrt(scales[1][e]), smallest);
+    }
+    c.scales = scales;
+    cases.push_back(c);
+  }
+  return cases;
+}
+
 std::vector<Case> scale_spans_cases() {
   std::vector<Case> cases;
   for (const std::int64_t n : lengths()) {

@@ -210,6 +210,18 @@ Results run_sums_of_squares(Engine& engine) {
   return {sums[0], sums[1], sums[2]};
 }
 
+Results run_matrix_squares(Engine& engine) {
+  constexpr std::int64_t count = 1'000'003;
+  constexpr std::int64_t columns = 1000;
+  Floats values = numbers(count, 1);
+  Results results(1001 + columns);
+  engine.run(MatrixSquares{.values = view(values, {count}),
+                           .first_column = 17,
+                           .rows = View(results.data(), DType::f64, {1001}),
+                           .columns = View(results.data() + 1001, DType::f64, {columns})});
+  return results;
+}
+
 Results run_embedding(Engine& engine) {
   constexpr std::int64_t rows = 500;
   constexpr std::int64_t columns = 300;
@@ -257,6 +269,7 @@ const std::vector<NamedCase>& cases() {
       {"cross-entropy", run_cross_entropy},
       {"cross-entropy in parts", run_cross_entropy_parts},
       {"sums of squares", run_sums_of_squares},
+      {"squares of a matrix", run_matrix_squares},
       {"embedding", run_embedding},
       {"elementwise", run_elementwise},
   };

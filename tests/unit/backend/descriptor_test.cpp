@@ -498,6 +498,38 @@ TEST_CASE("descriptors_of_optimizers_with_more_state_are_checked") {
   scale.spans = good;
   make.refuses(scale, "values", [&](auto& op) { op.values = make.doubles({6}); });
   make.refuses(scale, "spans", [&](auto& op) { op.spans = beyond; });
+  MatrixSquares squares;
+  squares.values = make.floats({6});
+  squares.first_column = 1;
+  squares.rows = make.doubles({3});
+  squares.columns = make.doubles({3});
+  make.refuses(squares, "values", [&](auto& op) { op.values = make.doubles({6}); });
+  make.refuses(squares, "first_column", [](auto& op) { op.first_column = 3; });
+  make.refuses(squares, "rows", [&](auto& op) { op.rows = make.doubles({2}); });
+  make.refuses(squares, "rows", [](auto& op) { op.rows = op.columns; });
+  make.refuses(squares, "columns", [&](auto& op) { op.columns = make.floats({3}); });
+  FactoredDirection factored;
+  factored.gradient = make.floats({6});
+  factored.first_column = 1;
+  factored.rows = make.floats({3});
+  factored.columns = make.floats({3});
+  factored.step = record_of(step);
+  make.refuses(factored, "gradient", [](auto& op) { op.gradient = {}; });
+  make.refuses(factored, "first_column", [](auto& op) { op.first_column = -1; });
+  make.refuses(factored, "rows", [&](auto& op) { op.rows = make.floats({2}); });
+  make.refuses(factored, "columns", [&](auto& op) { op.columns = make.floats({0}); });
+  make.refuses(factored, "largest", [](auto& op) { op.largest = 0; });
+  make.refuses(factored, "step", [&](auto& op) { op.step = make.doubles({6}); });
+  RmsDirection rms;
+  rms.gradient = make.floats({6});
+  rms.second_moment = make.floats({6});
+  rms.spans = good;
+  rms.step = record_of(step);
+  make.refuses(rms, "gradient", [](auto& op) { op.gradient = op.second_moment; });
+  make.refuses(rms, "second_moment", [&](auto& op) { op.second_moment = make.floats({7}); });
+  make.refuses(rms, "weight", [](auto& op) { op.weight = 0; });
+  make.refuses(rms, "smallest", [](auto& op) { op.smallest = 0; });
+  make.refuses(rms, "spans", [&](auto& op) { op.spans = beyond; });
 }
 
 TEST_CASE("kernels_refuse_memory_that_is_not_the_devices") {

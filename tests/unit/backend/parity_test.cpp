@@ -47,6 +47,9 @@ const std::vector<CasesOfOperation>& scaletrain::parity::all_cases() {
                                                            {"adam_direction", adam_direction_cases},
                                                            {"momentum_direction", momentum_direction_cases},
                                                            {"scale_spans", scale_spans_cases},
+                                                           {"matrix_squares", matrix_squares_cases},
+                                                           {"factored_direction", factored_direction_cases},
+                                                           {"rms_direction", rms_direction_cases},
                                                            {"average", average_cases},
                                                            {"swap", swap_cases}};
   return operations;

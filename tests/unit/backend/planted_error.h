@@ -152,6 +152,9 @@ class PlantedError final : public Backend {
   }
   void spoiled(Stream& s, const MomentumDirection& op) { run_and_spoil(s, op, {last(op.gradient), last(op.momentum)}); }
   void spoiled(Stream& s, const ScaleSpans& op) { run_and_spoil(s, op, {last(op.values)}); }
+  void spoiled(Stream& s, const MatrixSquares& op) { run_and_spoil(s, op, {last(op.rows), last(op.columns)}); }
+  void spoiled(Stream& s, const FactoredDirection& op) { run_and_spoil(s, op, {last(op.gradient)}); }
+  void spoiled(Stream& s, const RmsDirection& op) { run_and_spoil(s, op, {last(op.gradient), last(op.second_moment)}); }
   void spoiled(Stream& s, const AverageStep& op) { run_and_spoil(s, op, {last(op.average)}); }
   void spoiled(Stream& s, const Swap& op) { run_and_spoil(s, op, {last(op.a), last(op.b)}); }
 

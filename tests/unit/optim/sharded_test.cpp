@@ -27,7 +27,7 @@ const GroupFacts facts{.kv_heads = small_model::kv_heads, .tied = true};
 
 // One micro-batch of the small model's gradients, summed over all ranks.
 void run_step(RankModel& model, std::int64_t step) {
-  model.store.zero_gradients(*model.stream);
+  model.store.zero_gradients(*model.stream, step);
   for (std::size_t i = model.units.size(); i-- > 0;) {
     model.accumulate(model.units[i], {.step = step});
     model.store.release_gradients(*model.stream, model.units[i], true);
@@ -242,6 +242,52 @@ TEST_CASE("adamw under every ZeRO stage makes the weights and state of one rank,
       }
       CHECK(wrong == 0);
       CHECK(all_states == expected.states);
+    }
+  }
+}
+
+// Gradients are whole numbers, so the sums of their squares are exact, in whatever order. The first update keeps nothing
+// of the zeros before it.
+TEST_CASE("adafactor's factors are the means of squares over whole rows and columns on every rank, under every stage") {
+  ParamTable table = small_model::table(true);
+  const OptimizerConfig config{.type = OptimizerKind::adafactor};
+  table.leave_out_states([](const Parameter& parameter) { return parameter.shape.num_dims() == 2 ? 0 : -1; }, true);
+  for (const std::int64_t zero : {0, 1, 2, 3}) {
+    for (const Mesh& mesh : {Mesh(3, 1, 1), Mesh(1, 4, 1), Mesh(2, 2, 2), Mesh(2, 4, 1), Mesh(1, 1, 2)}) {
+      CAPTURE(zero);
+      CAPTURE(mesh.text());
+      const Work work{.table = &table, .mesh = mesh, .micro_batches = 1, .sequence = false};
+      std::vector<std::int64_t> wrong(static_cast<std::size_t>(mesh.world()), 0);
+      std::vector<std::int64_t> found(wrong.size(), 0);
+      run_ranks(mesh, facts, [&](Rank rank, RankGroups& groups, auto&) {
+        const auto optimizer = make_optimizer(config);
+        const auto names = optimizer->state_names();
+        RankModel model(table, mesh, rank, &groups, zero, false, {names.begin(), names.end()});
+        run_step(model, 0);
+        optimizer->step(*model.backend, *model.stream, model.store, {.learning_rate = 0.01, .gradient_scale = 0.5});
+        model.store.settle(*model.stream);
+        for (const FactorPlace& place : model.store.factor_places()) {
+          const Parameter& parameter =
+              small_model::owner_of(table, table.parameters()[static_cast<std::size_t>(place.parameter)]);
+          std::vector<double> expected(static_cast<std::size_t>(place.rows + place.columns), 0.0);
+          for (std::int64_t index = 0; index < place.rows * place.columns; ++index) {
+            const double gradient = 0.5 * small_model::expected_gradient(work, parameter, index, 0);
+            const double square = gradient * gradient;
+            expected[static_cast<std::size_t>(index / place.columns)] += square / static_cast<double>(place.columns);
+            expected[static_cast<std::size_t>(place.rows + index % place.columns)] +=
+                square / static_cast<double>(place.rows);
+          }
+          const auto* factors = model.store.factors(place.parameter).as<double>();
+          for (std::size_t i = 0; i < expected.size(); ++i) {
+            found[static_cast<std::size_t>(rank.value())] += 1;
+            if (std::fabs(factors[i] - expected[i]) > 1e-14 * expected[i]) wrong[static_cast<std::size_t>(rank.value())]++;
+          }
+        }
+      });
+      for (std::size_t rank = 0; rank < wrong.size(); ++rank) {
+        CHECK(found[rank] > 0);
+        CHECK(wrong[rank] == 0);
+      }
     }
   }
 }

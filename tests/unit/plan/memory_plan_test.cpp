@@ -50,6 +50,7 @@ TEST_CASE("the memory plan is exactly what store and stage memory allocate") {
                                                {OptimizerKind::ademamix, Precision::fp32},
                                                {OptimizerKind::muon, Precision::fp32},
                                                {OptimizerKind::muon, Precision::bf16},
+                                               {OptimizerKind::adafactor, Precision::fp32},
                                                {OptimizerKind::adamw, Precision::bf16}}) {
       Config config = planned_config();
       config.data.documents.attention = tied ? DocumentAttention::within : DocumentAttention::across;
@@ -64,6 +65,7 @@ TEST_CASE("the memory plan is exactly what store and stage memory allocate") {
       if (optimizer == OptimizerKind::adamw) states = {"exp_avg", "exp_avg_sq"};
       if (optimizer == OptimizerKind::lion) states = {"exp_avg"};
       if (optimizer == OptimizerKind::muon) states = {"exp_avg", "exp_avg_sq"};
+      if (optimizer == OptimizerKind::adafactor) states = {"variance"};
       if (optimizer == OptimizerKind::ademamix) states = {"exp_avg", "exp_avg_slow", "exp_avg_sq"};
       ParamStore store(
           *backend, phase.table, layout,
@@ -73,17 +75,21 @@ TEST_CASE("the memory plan is exactly what store and stage memory allocate") {
       for (const int unit : layout.units()) store.acquire(*stream, unit);
       const std::size_t whole_matrices =
           make_optimizer(config.train.optimizer)->workspace_bytes(phase.table, layout, phase.store_options());
-      CHECK((whole_matrices > 0) == (optimizer == OptimizerKind::muon));
+      const bool keeps_factors = optimizer == OptimizerKind::adafactor;
+      CHECK((whole_matrices > 0) == (optimizer == OptimizerKind::muon || keeps_factors));
       const std::size_t allocated =
           store.bytes() + memory.allocated_bytes() + backend->workspace_bytes() + whole_matrices;
       // A save's copy: the masters and the optimizer's states without their padding, four bytes each. Muon's matrices
-      // have one state.
+      // have one state, Adafactor's a number for each row and each column.
       std::int64_t saved = 0;
       for (const Parameter& parameter : phase.table.parameters()) {
-        const bool has_one = optimizer == OptimizerKind::muon && parameter.name.starts_with("blocks.") &&
-                             parameter.shape.num_dims() == 2;
-        const std::size_t copies = 1 + (has_one ? 1 : states.size());
-        if (!parameter.tied_to) saved += static_cast<std::int64_t>(copies) * parameter.shape.num_elements();
+        const bool is_matrix = parameter.shape.num_dims() == 2;
+        const bool has_one = optimizer == OptimizerKind::muon && parameter.name.starts_with("blocks.") && is_matrix;
+        std::size_t copies = 1 + (has_one ? 1 : states.size());
+        if (keeps_factors && is_matrix) copies = 1;
+        if (parameter.tied_to) continue;
+        saved += static_cast<std::int64_t>(copies) * parameter.shape.num_elements();
+        if (keeps_factors && is_matrix) saved += parameter.shape[0] + parameter.shape[1];
       }
       const std::size_t staging = 4 * static_cast<std::size_t>(saved);
       CHECK(phase.memory(Rank(0), backend->workspace_bytes()).total() == allocated + staging);

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "base/text.h"
 #include "checkpoint/format/piece_list.h"
@@ -24,13 +25,13 @@ struct CountedSave {
 // By making every rank's save plan.
 CountedSave counted_save(const PhasePlan& phase) {
   CountedSave out;
-  std::map<std::pair<int, int>, std::int64_t> pieces;
+  std::map<std::tuple<int, StatePart, int>, std::int64_t> pieces;
   std::set<std::string> files;
   for (std::int64_t rank = 0; rank < phase.mesh.world(); ++rank) {
     for (const SavePiece& piece : phase.save_plan(Rank(rank))) {
       ++out.pieces;
-      out.most_pieces = std::max(out.most_pieces, ++pieces[{piece.state, piece.parameter}]);
-      out.bytes += static_cast<std::uint64_t>(piece.range.count) * size_of(phase.masters());
+      out.most_pieces = std::max(out.most_pieces, ++pieces[{piece.state, piece.part, piece.parameter}]);
+      out.bytes += static_cast<std::uint64_t>(piece.box.num_elements()) * size_of(phase.masters());
       files.insert(piece.file);
     }
   }
@@ -83,6 +84,7 @@ TEST_CASE("save_size_counts_what_the_save_plans_of_all_ranks_hold") {
       config.parallel.tensor = degrees.tensor;
       config.parallel.pipeline = degrees.pipeline;
       config.train.global_batch = 192;
+      if (degrees.tensor == 4) config.train.optimizer.type = OptimizerKind::adafactor;  // whose matrices have factors
       if (degrees.tensor == 2) config.train.optimizer.type = OptimizerKind::muon;  // whose matrices lack a state
       const PhasePlan phase = make_run_plan(config, 61, std::nullopt).phases.front();
       CAPTURE(phase.mesh.text());

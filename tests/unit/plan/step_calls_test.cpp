@@ -127,6 +127,23 @@ TEST_CASE(
   CHECK(joined(gathers) == joined(expected));
 }
 
+// Rows and columns of the first stage: 61 + 24 of the token table, 7 + 24 of positions, and of the block's maps 24 + 24
+// (query, output), 12 + 24 (key, value) and 40 + 24 (up, down).
+TEST_CASE("before the norms of whole tensors Adafactor sums squares by rows and columns over the ranks of a stage") {
+  Config config = two_layers();
+  config.train.optimizer.type = OptimizerKind::adafactor;
+  config.parallel.data = 2;
+  config.parallel.pipeline = 2;
+  config.parallel.zero = 1;
+  CHECK(contains(joined(order_of(config, 0)), joined({
+                                                  "pipeline all_reduce 5 F64 loss, norm, votes",
+                                                  "data all_reduce 412 F64 loss, norm, votes",
+                                                  "data all_reduce 74 F64 loss, norm, votes",
+                                                  "pipeline all_reduce 74 F64 loss, norm, votes",
+                                                  "data all_gather 1472 F32 weights",
+                                              })));
+}
+
 TEST_CASE("a tensor group sums and gathers in the order of the published algorithms") {
   Config config = two_layers();
   config.model.layers = 1;

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "store/param_store.h"
 #include "support/models/small_model.h"
@@ -113,4 +114,20 @@ TEST_CASE("in half precision a parameter takes 18 bytes, 6 + 12/N, 2 + 16/N and 
     if (data > 1) CHECK(bytes(3, DType::f32).gathered == 2 * bytes(3, DType::bf16).gathered);
     CHECK(bytes(2, DType::f32).gradient_staging == bytes(2, DType::bf16).gradient_staging);
   }
+}
+
+TEST_CASE("factors in place of a state are counted, and are whole on every rank that holds a part of the tensor") {
+  ParamTable table = small_model::table(true, 301);
+  table.leave_out_states([](const Parameter& parameter) { return parameter.shape.num_dims() == 2 ? 0 : -1; }, true);
+  const Mesh mesh(4, 4, 1);
+  std::vector<std::int64_t> numbers;
+  for (const std::int64_t zero : {0, 1, 3}) {
+    const RankModel model(table, mesh, mesh.rank_of({.tensor = 3, .data = 2}), nullptr, zero, true, {"variance"});
+    CHECK(store_bytes(table, model.layout, model.store.options()).total() == model.store.bytes());
+    numbers.push_back(model.store.factors().num_elements());
+  }
+  std::int64_t expected = 0;
+  for (const Parameter& parameter : table.parameters())
+    if (parameter.shape.num_dims() == 2 && !parameter.tied_to) expected += parameter.shape[0] + parameter.shape[1];
+  CHECK(numbers == std::vector<std::int64_t>(3, expected));
 }

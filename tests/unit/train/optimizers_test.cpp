@@ -14,6 +14,7 @@ const std::vector<std::string> sections = {
     "train.optimizer={type: lars, learning_rate: 1, momentum: 0.9, trust_coefficient: 0.02}",
     "train.optimizer={type: ademamix, learning_rate: 1e-2, alpha: 3, beta3: 0.999}",
     "train.optimizer={type: muon, learning_rate: 1e-2}",
+    "train.optimizer={type: adafactor, learning_rate: 5e-2}",
 };
 
 }  // namespace

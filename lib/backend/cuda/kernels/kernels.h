@@ -91,9 +91,17 @@ void compute(const Issue& issue, const MomentumDirection& op);
 template <class S>
 void compute(const Issue& issue, const ScaleSpans& op);
 template <class S>
+void compute(const Issue& issue, const RmsDirection& op);
+template <class S>
 void compute(const Issue& issue, const AverageStep& op);
 template <class S>
 void compute(const Issue& issue, const Swap& op);
+
+// factored.cu
+template <class S>
+void compute(const Issue& issue, const MatrixSquares& op);
+template <class S>
+void compute(const Issue& issue, const FactoredDirection& op);
 
 // optimizer_blocks.cu
 template <class S>

@@ -307,6 +307,35 @@ __global__ void make_momentum_direction(const MomentumDirectionBuffers op, const
   });
 }
 
+struct RmsDirectionBuffers {
+  float* gradient;
+  float* second_moment;
+  const StepScalars* step;
+  float weight, kept, smallest;
+};
+
+template <bool whole>
+__global__ void make_rms_direction(const RmsDirectionBuffers op, const __grid_constant__ Spans spans, std::int64_t base,
+                                   std::int64_t count) {
+  if (op.step->skip != 0) return;
+  const auto gradient_scale = static_cast<float>(op.step->gradient_scale);
+  for_spans<whole>(spans, base, count, [&](std::int64_t at, auto elements, const Spans::Span&) {
+    constexpr int width = decltype(elements)::value;
+    float v[width];
+    float g[width];
+    load(op.second_moment + at, width, v);
+    load(op.gradient + at, width, g);
+#pragma unroll
+    for (int i = 0; i < width; ++i) {
+      g[i] *= gradient_scale;
+      v[i] = op.kept * v[i] + op.weight * (g[i] * g[i]);
+      g[i] /= fmaxf(sqrtf(v[i]), op.smallest);
+    }
+    store(op.gradient + at, width, g);
+    store(op.second_moment + at, width, v);
+  });
+}
+
 template <bool whole>
 __global__ void scale_spans(float* values, const __grid_constant__ Spans spans, std::int64_t base, std::int64_t count) {
   for_spans<whole>(spans, base, count, [&](std::int64_t at, auto elements, const Spans::Span& span) {
@@ -453,6 +482,18 @@ void compute(const Issue& issue, const MomentumDirection& op) {
 }
 
 template <class S>
+void compute(const Issue& issue, const RmsDirection& op) {
+  const RmsDirectionBuffers buffers = {.gradient = address<float>(op.gradient),
+                                       .second_moment = address<float>(op.second_moment),
+                                       .step = step_of(op.step),
+                                       .weight = static_cast<float>(op.weight),
+                                       .kept = static_cast<float>(1.0 - op.weight),
+                                       .smallest = static_cast<float>(op.smallest)};
+  const bool fits = fits_packs<float>(0, buffers.gradient, buffers.second_moment);
+  issue_update(issue, op.spans, fits, make_rms_direction<true>, make_rms_direction<false>, buffers);
+}
+
+template <class S>
 void compute(const Issue& issue, const ScaleSpans& op) {
   auto* const values = address<float>(op.values);
   issue_update(issue, op.spans, fits_packs<float>(0, values), scale_spans<true>, scale_spans<false>, values);
@@ -488,6 +529,7 @@ SCALETRAIN_FOR_COMPUTE_TYPES(LionStep)
 SCALETRAIN_FOR_COMPUTE_TYPES(AdemamixStep)
 SCALETRAIN_FOR_COMPUTE_TYPES(AdamDirection)
 SCALETRAIN_FOR_COMPUTE_TYPES(MomentumDirection)
+SCALETRAIN_FOR_COMPUTE_TYPES(RmsDirection)
 SCALETRAIN_FOR_COMPUTE_TYPES(ScaleSpans)
 SCALETRAIN_FOR_COMPUTE_TYPES(AverageStep)
 SCALETRAIN_FOR_COMPUTE_TYPES(Swap)

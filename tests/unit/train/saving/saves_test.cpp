@@ -287,7 +287,8 @@ TEST_CASE("a_checkpoint_takes_what_its_ranks_write_together_whatever_the_layout"
   for (const std::vector<std::string>& layout : {std::vector<std::string>{"parallel.data=1"},
                                                  {"parallel.data=4", "parallel.zero=3", "train.micro_batch=1"},
                                                  {"parallel.tensor=2", "parallel.pipeline=2", "model.layers=2"},
-                                                 {"parallel.data=2", "train.optimizer={type: muon}"}}) {
+                                                 {"parallel.data=2", "train.optimizer={type: muon}"},
+                                                 {"parallel.tensor=2", "train.optimizer={type: adafactor}"}}) {
     CAPTURE(layout);
     TinyRun run;
     const Config config = run.config(layout).config;
