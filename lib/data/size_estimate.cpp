@@ -46,6 +46,8 @@ FoundBytes find_bytes(const SourceConfig& source) {
     std::error_code error;
     const auto bytes = fs::file_size(file, error);
     if (error || file.extension() == ".idx") continue;
+    // Beside other files a run passes it over.
+    if (source.type == SourceKind::automatic && uncompressed_name(file).extension() == ".json") continue;
     found.bytes += bytes;
     found.kind = estimated_kind(file, source.type);
     found.is_compressed =

@@ -11,16 +11,24 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/glob.h"
 #include "data/instructions/instruction_encoder.h"
+#include "data/instructions/instruction_record.h"
 #include "data/instructions/instruction_source.h"
 #include "data/parquet/parquet_file.h"
 #include "data/source_files.h"
+#include "data/tokens/json_lines.h"
+#include "data/tokens/text_notes.h"
+#include "data/tokens/text_reader.h"
+#include "data/tokens/text_stream.h"
 #include "data/tokens/token_cache.h"
 #include "data/tokens/token_file.h"
 #include "data/tokens/tokenizer.h"
@@ -31,14 +39,45 @@ namespace {
 
 namespace fs = std::filesystem;
 
+struct FirstLine {
+  std::string text;
+  LinePlace place;
+};
+
+// That is not blank; nothing where the beginning of the file holds none as a whole.
+std::optional<FirstLine> first_line(const TextFile& file) {
+  constexpr std::size_t piece_bytes = 64u << 10;
+  constexpr std::size_t most_bytes = 4u << 20;
+  TextStream stream(file.path, file.compression);
+  std::vector<char> piece(piece_bytes);
+  FirstLine line{.text = {}, .place = {.offset = 0, .number = 1}};
+  const auto is_blank = [&line] { return line.text.find_first_not_of(" \t\r") == std::string::npos; };
+  for (std::size_t read = 0; read < most_bytes;) {
+    const std::size_t size = stream.read(piece);
+    if (size == 0) return is_blank() ? std::nullopt : std::optional(line);
+    read += size;
+    for (std::string_view rest(piece.data(), size); !rest.empty();) {
+      const std::size_t newline = rest.find('\n');
+      line.text += rest.substr(0, newline);
+      if (newline == std::string_view::npos) break;
+      if (!is_blank()) return line;
+      line.place = {.offset = line.place.offset + line.text.size() + 1, .number = line.place.number + 1};
+      line.text.clear();
+      rest.remove_prefix(newline + 1);
+    }
+  }
+  return std::nullopt;
+}
+
 // Throws what is wrong, as a start that reads the source would.
 class SourceCheck {
  public:
-  SourceCheck(const SourceSpec& spec, const DataConfig& config, const std::function<bool()>& is_over)
-      : spec_(spec), config_(config), is_over_(is_over) {}
+  SourceCheck(const SourceSpec& spec, const DataConfig& config, const std::function<bool()>& is_over,
+              const Reporter& report)
+      : spec_(spec), config_(config), is_over_(is_over), report_(report) {}
 
   void run() {
-    const std::vector<FoundFile> files = find_files(spec_, {}, nullptr, is_over_);
+    const std::vector<FoundFile> files = find_files(spec_, report_, nullptr, is_over_);
     // Of files that were not seen nothing can be told.
     if (is_over_()) return;
     check_keys_are_used(spec_, files);
@@ -104,6 +143,32 @@ class SourceCheck {
     std::error_code error;
     has_text_ = has_text_ || fs::file_size(file.path, error) > 0;
     has_content_ = has_content_ || has_text_;
+    if (file.kind == FileKind::jsonl && config_.on_bad_record == BadRecordPolicy::fail && !has_record_)
+      look_at_record(text_file(file));
+    if (file.kind == FileKind::text && report_ && !std::exchange(has_seen_lines_, true)) look_at_lines(file.path);
+  }
+
+  // The first one: where it lacks the field, so do all of them as a rule.
+  void look_at_record(const TextFile& file) {
+    const std::optional<FirstLine> line = first_line(file);
+    if (!line) return;
+    has_record_ = true;
+    const std::string where = line_text(file, line->place);
+    try {
+      if (spec_.records == RecordKind::text) {
+        document_of_line(line->text, spec_.field, where);
+      } else {
+        parse_instruction(line->text, spec_.records, where);
+      }
+    } catch (const BadRecordError& error) {
+      throw_bad_record(error, {.files = {}, .field = spec_.field, .separator = spec_.separator});
+    }
+  }
+
+  void look_at_lines(const fs::path& file) const {
+    TextNotes notes;
+    if (json_lines_at_beginning(file) > 0) notes.add_json_lines(file.string());
+    for (const std::string& line : notes.lines(spec_.key + ": " + spec_.path, jsonl_remedy(spec_))) report_(line);
   }
 
   bool ends_documents() const {
@@ -122,8 +187,11 @@ class SourceCheck {
   const SourceSpec& spec_;
   const DataConfig& config_;
   const std::function<bool()>& is_over_;
+  const Reporter& report_;
   bool has_content_ = false;
   bool has_text_ = false;
+  bool has_record_ = false;      // was looked at
+  bool has_seen_lines_ = false;  // of a file of text
 };
 
 // "KEY: what is wrong", where it begins with a key of the data; else with that of the path.
@@ -160,13 +228,13 @@ std::optional<InputProblem> look_at_cache(const DataConfig& config) {
 }
 
 std::optional<InputProblem> look_at(const SourceSpec& spec, const DataConfig& config,
-                                    const std::function<bool()>& is_over, bool& has_text) {
+                                    const std::function<bool()>& is_over, const Reporter& report, bool& has_text) {
   std::error_code error;
   if (!fs::exists(spec.path, error) && !fs::exists(spec.path + ".idx", error) &&
       !(has_wildcards(spec.path) && is_folder(parse_pattern(spec.path).folder)))
     return std::nullopt;
   try {
-    SourceCheck source(spec, config, is_over);
+    SourceCheck source(spec, config, is_over, report);
     source.run();
     has_text = has_text || source.has_text();
     return std::nullopt;
@@ -191,7 +259,7 @@ std::vector<InputProblem> source_problems(const DataConfig& config, const LookLi
   bool has_text = false;
   const auto add = [&](const SourceSpec& spec) {
     if (spec.path.empty() || is_over()) return;
-    if (const auto problem = look_at(spec, config, is_over, has_text)) problems.push_back(*problem);
+    if (const auto problem = look_at(spec, config, is_over, limits.report, has_text)) problems.push_back(*problem);
   };
   for (std::size_t i = 0; i < config.train.size(); ++i) add(training_spec(config.train[i], i));
   for (std::size_t i = 0; i < config.validation.size(); ++i) {

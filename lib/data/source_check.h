@@ -1,7 +1,8 @@
 // Whether the data of a config can be read at all, told before anything is started.
 //
-// Folders are listed, files opened, and of token files the headers read. No content is read, tokenised or hashed: what
-// is wrong inside a file is told by whoever reads it (dataset.h).
+// Folders are listed, files opened, of token files the headers read, and of JSONL the first record of each source (4
+// MiB at most), unless bad records are skipped. No more content is read, tokenised or hashed: what is wrong further
+// inside a file is told by whoever reads it (dataset.h).
 #pragma once
 
 #include <functional>
@@ -10,6 +11,7 @@
 
 #include "config/config.h"
 #include "config/input_paths.h"
+#include "data/tokens/content_record.h"
 
 namespace scaletrain {
 
@@ -18,6 +20,7 @@ namespace scaletrain {
 struct LookLimits {
   double seconds = std::numeric_limits<double>::infinity();  // for all sources together
   std::function<bool()> interrupted{};
+  Reporter report{};  // hears of files that are not read, and of text that may be JSONL; may be empty
 };
 
 // What is wrong with the sources of data.train and data.validation, whose paths are absolute: of each the first thing,

@@ -21,7 +21,9 @@
 #include "base/text.h"
 #include "data/corpus/corpus_build.h"
 #include "data/parquet/parquet_file.h"
+#include "data/tokens/json_lines.h"
 #include "data/tokens/packed_file.h"
+#include "data/tokens/text_notes.h"
 #include "data/tokens/text_stream.h"
 
 namespace scaletrain {
@@ -55,6 +57,10 @@ void require_parquet(const fs::path& path, const SourceSpec& spec) {
                   path_key(spec), path.string(), path.filename().string(), path.stem().string()));
 }
 
+bool is_named_json(const fs::path& path) {
+  return uncompressed_name(path).extension() == ".json";
+}
+
 FileKind kind_of(const fs::path& path, const SourceSpec& spec) {
   switch (spec.type) {
     case SourceKind::text:
@@ -79,7 +85,7 @@ FileKind kind_of(const fs::path& path, const SourceSpec& spec) {
     require_parquet(path, spec);
     return FileKind::parquet;
   }
-  if (std::find(kNotText.begin(), kNotText.end(), extension) != kNotText.end() || extension == ".json") {
+  if (std::find(kNotText.begin(), kNotText.end(), extension) != kNotText.end() || is_named_json(path)) {
     const bool is_argument = is_of_command(spec);
     throw UserError(fmt::format("{}: {} looks like no text, JSONL or token file; unpack or convert it{}",
                                 is_argument ? path_key(spec) : spec.key + ".type", path.string(),
@@ -254,6 +260,12 @@ std::string path_key(const SourceSpec& spec) {
   return spec.key.starts_with("--") ? spec.key + " PATH" : spec.key;
 }
 
+std::string jsonl_remedy(const SourceSpec& spec) {
+  if (spec.type != SourceKind::automatic) return {};
+  if (is_option(spec)) return "a document of each line is read under a name that ends with .jsonl";
+  return jsonl_remedy_of(is_of_command(spec) ? "--type" : "type:");
+}
+
 SourceSpec training_spec(const SourceConfig& source, std::size_t index) {
   SourceSpec spec{
       fmt::format("data.train.{}", index), source.path, source.type, source.field, source.separator, source.records};
@@ -330,14 +342,31 @@ FoundEntries entries_of(const SourceSpec& spec, bool is_pattern, const SourceFil
   return walk.finish();
 }
 
+// What a folder is for, told by a name or by what the file begins with; text under any name is not that.
+bool is_certain(const FoundFile& file) {
+  return file.kind != FileKind::text || uncompressed_name(file.path).extension() == ".txt";
+}
+
+// JSON that belongs to data (meta.json) and is none itself.
+void report_passed_over(const SourceSpec& spec, const std::vector<fs::path>& files, const Reporter& report) {
+  if (files.empty() || !report) return;
+  const bool is_one = files.size() == 1;
+  report(fmt::format("{}: {}{} {} JSON, but no lines of JSON, beside files that are read, and {} not read",
+                     path_key(spec), files.front().string(),
+                     is_one ? std::string() : fmt::format(" and {} more like it", files.size() - 1),
+                     is_one ? "is" : "are", is_one ? "is" : "are"));
+}
+
 // The kinds of those that are read.
 std::vector<FoundFile> kinds_of(const std::vector<fs::path>& files, const SourceSpec& spec,
-                                const std::function<bool()>& is_over, std::vector<RefusedFile>* refused) {
+                                const std::function<bool()>& is_over, std::vector<RefusedFile>* refused,
+                                const Reporter& report) {
   std::vector<FoundFile> found;
   found.reserve(files.size());
+  std::vector<fs::path> json;  // by the name; judged by what is beside it
+  std::vector<fs::path> passed_over;
   UnreadableFiles unreadable;
-  for (const fs::path& file : files) {
-    if (is_over && is_over()) break;
+  const auto take = [&](const fs::path& file) {
     unreadable.look_at(file, [&] {
       try {
         found.push_back({file, kind_of(file, spec)});
@@ -346,8 +375,29 @@ std::vector<FoundFile> kinds_of(const std::vector<fs::path>& files, const Source
         refused->push_back({file, error.what()});
       }
     });
+  };
+  for (const fs::path& file : files) {
+    if (is_over && is_over()) break;
+    if (spec.type == SourceKind::automatic && is_named_json(file)) {
+      json.push_back(file);
+    } else {
+      take(file);
+    }
+  }
+  // Two lines of JSON are data, whatever the name, and nobody may leave them out.
+  const bool has_others = std::any_of(found.begin(), found.end(), is_certain);
+  for (const fs::path& file : json) {
+    if (is_over && is_over()) break;
+    bool is_data = !has_others;
+    if (has_others) unreadable.look_at(file, [&] { is_data = json_lines_at_beginning(file) > 1; });
+    if (is_data) {
+      take(file);
+    } else {
+      passed_over.push_back(file);
+    }
   }
   unreadable.refuse();
+  report_passed_over(spec, passed_over, report);
   return found;
 }
 
@@ -386,7 +436,7 @@ std::vector<FoundFile> find_files(const SourceSpec& spec, const Reporter& report
                [&](const fs::path& file) { return !comes_with_its_bin(file); });
   leave_out_merged(spec, read, report);
   if (only != nullptr) leave_only(*only, spec, read, report);
-  std::vector<FoundFile> found = kinds_of(read, spec, is_over, refused);
+  std::vector<FoundFile> found = kinds_of(read, spec, is_over, refused, report);
   if ((is_over && is_over()) || (refused != nullptr && !refused->empty())) return found;
   for (const fs::path& other : entries.others) {
     if (report)

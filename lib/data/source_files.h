@@ -54,6 +54,9 @@ bool is_option(const SourceSpec& spec);
 // The same of what holds documents out: "data.train.0.split".
 std::string split_key(const SourceSpec& spec);
 
+// How text under another name is read as JSONL, for messages; empty where a key or an option says that it is text.
+std::string jsonl_remedy(const SourceSpec& spec);
+
 // Nothing is under the name, not even a link: a file that was listed a moment ago had a temporary name.
 bool is_gone(const std::filesystem::path& file);
 
@@ -94,6 +97,9 @@ class UnreadableFiles {
 // is_over: asked before each file of a folder; once it is true the rest is left out, be it all. May be empty.
 // refused: takes those of a folder or pattern whose kind cannot be read, instead of the first being thrown; then it may
 // be that no other one is found.
+//
+// JSON that is not JSONL (meta.json) is left out beside JSONL, Parquet, token files or .txt, and that is reported;
+// otherwise `.json` is a kind that cannot be read.
 //
 // Shards of `data build` beside the files that they were merged to hold the same tokens: they are left out, and that is
 // reported.

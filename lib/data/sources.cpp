@@ -216,7 +216,8 @@ class OpenFoundSource final : public FoundSource {
                                  options_.report,
                                  spec_.key + ": " + spec_.path,
                                  options_.threads,
-                                 options_.progress};
+                                 options_.progress,
+                                 jsonl_remedy(spec_)};
       caches_.back() = options_.caches_anywhere ? open_token_cache_anywhere(request, cache_folders(config_.cache))
                                                 : open_token_cache(request, cache_folder(config_.cache));
       content_.caches.back() = {caches_.back()->path().string(), caches_.back()->identity()};

@@ -69,7 +69,9 @@ TokenizerTrainingResult train_tokenizer(const TokenizerTrainingRequest& request)
       read_documents(file, source, sink, ignored, notes);
     }
     if (request.report)
-      for (const std::string& line : notes.lines(path)) request.report(line);
+      for (const std::string& line :
+           notes.lines(path, request.type == SourceKind::automatic ? jsonl_remedy_of("--type") : std::string()))
+        request.report(line);
   }
   const std::vector<PieceCount> pieces = counter.finish();
   if (pieces.empty()) throw InputError("SOURCES: they hold no text; name files with some");

@@ -73,9 +73,9 @@ void add_end(ExportedText& text, std::int64_t id) {
 
 }  // namespace
 
-void add_chat(ExportedText& text, const LoadedModel& model, const std::filesystem::path& folder) {
-  const DataConfig& data = model.config().data;
-  if (const auto end = end_of_completions(model)) add_end(text, *end);
+void add_chat(ExportedText& text, const TextModel& model, const std::filesystem::path& folder) {
+  const DataConfig& data = model.config.data;
+  if (const auto end = end_of_completions(data, model.tokenizer)) add_end(text, *end);
   const bool chats = std::any_of(data.train.begin(), data.train.end(),
                                  [](const SourceConfig& source) { return source.records == RecordKind::messages; });
   if (!chats) return;
@@ -89,7 +89,7 @@ void add_chat(ExportedText& text, const LoadedModel& model, const std::filesyste
   }
   const ChatTemplate chat = name ? ChatTemplate::named(*name) : *own;
   if (!own || !are_same(chat, *own)) put_template(text, std::string(chat.jinja()));
-  const std::vector<std::int32_t> end = model.tokenizer().encode(chat.end_of_turn());
+  const std::vector<std::int32_t> end = model.tokenizer.encode(chat.end_of_turn());
   if (end.size() == 1) add_end(text, end.front());
 }
 

@@ -12,6 +12,6 @@ namespace scaletrain {
 // Of a model of ours, whose checkpoint is `folder`, and what its export has so far. Nothing, unless the run read
 // instructions. The template that the run's config names takes the place of the tokenizer's own, where that is another
 // one; the token that ends a turn or a completion is added to those that end a text.
-void add_chat(ExportedText& text, const LoadedModel& model, const std::filesystem::path& folder);
+void add_chat(ExportedText& text, const TextModel& model, const std::filesystem::path& folder);
 
 }  // namespace scaletrain

@@ -145,8 +145,8 @@ void add_sentencepiece(ExportedText& text, const fs::path& file, std::int64_t co
   complete_tokenizer_config(text, names_of_sentencepiece(model, text.tokens), context);
 }
 
-void add_names(ExportedText& text, const LoadedModel& model, TokenizerKind kind) {
-  const std::vector<fs::path> files = model.tokenizer().files();
+void add_names(ExportedText& text, const TextModel& model, TokenizerKind kind) {
+  const std::vector<fs::path> files = model.tokenizer.files();
   if (kind == TokenizerKind::bpe) {
     complete_tokenizer_config(text, names_of_bpe(files, text.tokens), text.context);
   } else if (kind == TokenizerKind::sentencepiece) {
@@ -208,11 +208,11 @@ ExportedFile* find_exported(std::vector<ExportedFile>& files, std::string_view n
   return found == files.end() ? nullptr : &*found;
 }
 
-ExportedText exported_text(const LoadedModel& model, const LocatedModel& location) {
+ExportedText exported_text(const TextModel& model, const LocatedModel& location) {
   ExportedText text;
-  const Tokenizer& tokenizer = model.tokenizer();
-  const TokenizerKind kind = model.config().data.tokenizer.type;
-  text.context = model.config().model.context;
+  const Tokenizer& tokenizer = model.tokenizer;
+  const TokenizerKind kind = model.config.data.tokenizer.type;
+  text.context = model.config.model.context;
   const bool is_folder = location.source == ModelSource::hugging_face;
   if (is_folder) {
     text.files = folder_files(location.path);
@@ -220,7 +220,7 @@ ExportedText exported_text(const LoadedModel& model, const LocatedModel& locatio
   } else {
     text.files = own_files(tokenizer, kind);
     text.tokens = exported_tokens(model, location.path);
-    take_base_context(text, model.config().model, location);
+    take_base_context(text, model.config.model, location);
   }
   add_companions(text, location.path);
   if (kind == TokenizerKind::bytes) {

@@ -28,6 +28,6 @@ ExportedFile* find_exported(std::vector<ExportedFile>& files, std::string_view n
 
 // `model` is of `location`, and of a Hugging Face folder it was opened without saying how its text is read. InputError
 // for files that are damaged or cannot be read.
-ExportedText exported_text(const LoadedModel& model, const LocatedModel& location);
+ExportedText exported_text(const TextModel& model, const LocatedModel& location);
 
 }  // namespace scaletrain

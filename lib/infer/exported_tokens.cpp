@@ -47,16 +47,15 @@ void fill(SpecialTokens& tokens, const SpecialTokens& more) {
 
 }  // namespace
 
-SpecialTokens exported_tokens(const LoadedModel& model, const fs::path& folder) {
-  const Tokenizer& tokenizer = model.tokenizer();
+SpecialTokens exported_tokens(const TextModel& model, const fs::path& folder) {
+  const Tokenizer& tokenizer = model.tokenizer;
   SpecialTokens own = own_tokens(tokenizer);
   // Bytes are no others' tokens; and what the run put before its documents is no guess.
-  if (model.config().data.tokenizer.type == TokenizerKind::bytes) return own;
-  const std::int64_t vocab = model.transformer().spec().vocab;
+  if (model.config.data.tokenizer.type == TokenizerKind::bytes) return own;
   SpecialTokens tokens{.begin = own.begin, .end = {}, .pad = {}};
   if (path_exists(folder / kGenerationConfigFile))
-    fill(tokens, within(read_special_tokens(folder, kGenerationConfigFile), vocab));
-  if (path_exists(folder / kTokenizerConfigFile)) fill(tokens, within(named_tokens(tokenizer, folder), vocab));
+    fill(tokens, within(read_special_tokens(folder, kGenerationConfigFile), model.vocab));
+  if (path_exists(folder / kTokenizerConfigFile)) fill(tokens, within(named_tokens(tokenizer, folder), model.vocab));
   fill(tokens, own);
   return tokens;
 }

@@ -50,13 +50,12 @@ std::vector<std::int32_t> prompt_tokens(LoadedModel& model, std::string_view tex
   return tokens;
 }
 
-std::optional<std::int32_t> end_of_completions(const LoadedModel& model) {
-  const DataConfig& data = model.config().data;
+std::optional<std::int32_t> end_of_completions(const DataConfig& data, const Tokenizer& tokenizer) {
   const bool completes = std::any_of(data.train.begin(), data.train.end(), [](const SourceConfig& source) {
     return source.records == RecordKind::prompt_completion;
   });
   if (!completes) return std::nullopt;
-  const auto end = completion_end(data, model.tokenizer());
+  const auto end = completion_end(data, tokenizer);
   return end ? std::optional(end->token) : std::nullopt;
 }
 
@@ -91,7 +90,7 @@ class Generator::Run {
         ends_(options.end_tokens),
         told_(options.first_prompt, 0) {
     if (const auto end = model_.tokenizer().end_of_document()) ends_.push_back(*end);
-    if (const auto end = end_of_completions(model_)) ends_.push_back(*end);
+    if (const auto end = end_of_completions(model_.config().data, model_.tokenizer())) ends_.push_back(*end);
     for (std::int64_t slot = 0; slot < generator_.extent_.batch; ++slot) free_.push_back(slot);
   }
 

@@ -46,7 +46,7 @@ std::vector<std::int32_t> prompt_tokens(LoadedModel& model, std::string_view tex
 void check_prompt_fits(const LoadedModel& model, std::span<const std::int32_t> tokens, const std::string& where);
 
 // What a run that was trained on prompts and completions ends these with; nothing of any other.
-std::optional<std::int32_t> end_of_completions(const LoadedModel& model);
+std::optional<std::int32_t> end_of_completions(const DataConfig& data, const Tokenizer& tokenizer);
 
 // What is called of a sample, in the thread of Generator::run.
 struct GenerationEvents {

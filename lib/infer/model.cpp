@@ -75,6 +75,14 @@ LocatedModel locate_model(const fs::path& path) {
                   path.string()));
 }
 
+std::unique_ptr<Tokenizer> tokenizer_of(const Checkpoint& checkpoint, const Config& config) {
+  try {
+    return make_tokenizer(carried_tokenizer(config, checkpoint), config.model.vocab);
+  } catch (const UserError& error) {  // the manifest is no text of the user's
+    throw InputError(fmt::format("{}: config: {}", (checkpoint.path() / "manifest.json").string(), error.what()));
+  }
+}
+
 struct LoadedModel::Impl {
   Backend* backend = nullptr;
   Stream* stream = nullptr;
@@ -143,11 +151,7 @@ struct LoadedModel::Impl {
     if (const auto problems = unsupported_values(config); !problems.empty())
       throw InputError(fmt::format("{}: {}", where, problems.front()));
     step = checkpoint.manifest().step;
-    try {
-      tokenizer = make_tokenizer(carried_tokenizer(config, checkpoint), config.model.vocab);
-    } catch (const UserError& error) {
-      throw InputError(fmt::format("{}: {}", where, error.what()));  // the manifest is no text of the user's
-    }
+    tokenizer = tokenizer_of(checkpoint, config);
     // The config may claim any size: nothing is built for more layers than the manifest has tensors.
     if (config.model.layers > static_cast<std::int64_t>(checkpoint.manifest().tensors.size()))
       throw InputError(fmt::format("{}: model.layers: {}, but the manifest lists only {} tensors", where,

@@ -39,6 +39,16 @@ struct LocatedModel {
 // folder, which may be the newest, cannot be read now.
 LocatedModel locate_model(const std::filesystem::path& path);
 
+// What of a model says how it reads text; of others, which outlive it.
+struct TextModel {
+  const Config& config;
+  const Tokenizer& tokenizer;
+  std::int64_t vocab = 0;
+};
+
+// The tokenizer that a checkpoint carries, whose config that is. InputError where its files are missing or damaged.
+std::unique_ptr<Tokenizer> tokenizer_of(const Checkpoint& checkpoint, const Config& config);
+
 // The model that a checkpoint's adapters are for is missing, or another one.
 class BaseModelError : public InputError {
  public:
@@ -63,6 +73,7 @@ class LoadedModel {
   const Transformer& transformer() const;
   ParamStore& store();
   const Tokenizer& tokenizer() const;
+  TextModel text() const { return {config(), tokenizer(), transformer().spec().vocab}; }
   // For the user: why the folder's tokenizer is not used, where nobody said how text is read. Empty: nothing to say.
   const std::string& tokenizer_notice() const;
   // For the user: why the context is shorter than the folder's. Empty: it is not.

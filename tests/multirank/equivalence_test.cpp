@@ -134,10 +134,9 @@ double distance(const GlobalTensors& tensors, const GlobalTensors& exact, const 
 // What single precision leaves of a gradient whose terms nearly cancel (that of Gemma's key norms, of a few numbers) is
 // up to the kernels of the processor, on one rank as on many. Where the two differ by more than the tolerance, ranks
 // must be no further from float64, by more than a factor of two, than one rank is.
-void check_against_exact(const GlobalTensors& gradients, const GlobalTensors& one, const LayoutRun& run) {
-  LayoutRun exact_run = first_gradients(run);
-  exact_run.backend = TestBackend::reference_f64;
-  const LayoutOutcome exact = run_layout(exact_run);
+void check_against_exact(const GlobalTensors& gradients, const GlobalTensors& one, LayoutRun run) {
+  run.backend = TestBackend::reference_f64;
+  const LayoutOutcome exact = run_layout(run);
   REQUIRE(exact.problem == "");
   for (const auto& entry : one) {
     CAPTURE(entry.first);
@@ -169,7 +168,8 @@ void check_run(const std::string& name, const LayoutRun& run, const Tolerance& t
   if (tolerance.compares_gradients) {
     const TensorDifference difference = gradient_difference(first.gradients, one.gradients.gradients, run.config.model);
     CAPTURE(difference.tensor);
-    if (!(difference.error <= gradient_tolerance)) check_against_exact(first.gradients, one.gradients.gradients, run);
+    if (!(difference.error <= gradient_tolerance))
+      check_against_exact(first.gradients, one.gradients.gradients, first_gradients(run));
     worst.gradient.add(difference.error, name + ": " + difference.tensor);
   } else {
     const double norm = largest_relative({first.grad_norms.front()}, {one.gradients.grad_norms.front()});
@@ -426,6 +426,59 @@ TEST_CASE("steps_that_measure_noise_have_the_numbers_of_one_rank") {
     CAPTURE(equivalence::text(rows[i]));
     const LayoutOutcome one = measured(baseline_of(rows[i]));
     const LayoutOutcome many = measured(run_of(rows[i]));
+    CHECK(many.problem == "");
+    CHECK(many.target_tokens == one.target_tokens);
+    CHECK(largest_relative(many.losses, one.losses) <= single_tolerance.steps);
+    CHECK(largest_relative(many.grad_norms, one.grad_norms) <= single_tolerance.steps);
+  }
+}
+
+// A block and the maps of others wait for two updates, the embedding (and what is tied to it) for four. No switch of
+// the rows: their calls are those of steps that are all alike; frozen_test.cpp holds those of these.
+TEST_CASE("parameters_that_join_have_the_numbers_of_one_rank_before_and_after") {
+  const auto joining = [](LayoutRun run) {
+    run.config.precision.reduce = Precision::fp32;
+    run.config.finetune = {};
+    run.config.finetune.freeze = {"embedding.*", "blocks.0.*", "*.ffn.down.weight"};
+    run.config.finetune.unfreeze = {{.step = 2, .patterns = {"blocks.*"}}, {.step = 4, .patterns = {"embedding.*"}}};
+    return run;
+  };
+  const auto run_to = [&](const LayoutRun& run, std::int64_t step) {
+    LayoutRun made = first_gradients(joining(run));
+    made.steps = step + 1;
+    made.gradients_of = step;
+    return made;
+  };
+  const auto gradients_of = [](const LayoutRun& run) {
+    LayoutOutcome outcome = run_layout(run);
+    CHECK(outcome.problem == "");
+    // What has not joined has none.
+    std::erase_if(outcome.gradients, [&](const auto& entry) {
+      return outcome.plan.table.find(entry.first)->joins_after > run.gradients_of;
+    });
+    return outcome.gradients;
+  };
+  constexpr std::size_t stride = 16;
+  const std::vector<Row> rows = make_rows();
+  for (std::size_t i = 8; i < rows.size(); i += stride) {
+    CAPTURE(equivalence::text(rows[i]));
+    std::size_t num_trained = 0;
+    for (const std::int64_t step : {1, 2, 4}) {
+      CAPTURE(step);
+      const LayoutRun run = run_to(run_of(rows[i]), step);
+      const GlobalTensors one = gradients_of(run_to(baseline_of(rows[i]), step));
+      const GlobalTensors many = gradients_of(run);
+      const TensorDifference difference = gradient_difference(many, one, run.config.model);
+      CAPTURE(difference.tensor);
+      if (!(difference.error <= gradient_tolerance)) check_against_exact(many, one, run);
+      CHECK(one.size() > num_trained);
+      num_trained = one.size();
+    }
+    LayoutRun base = joining(baseline_of(rows[i]));
+    LayoutRun row = joining(run_of(rows[i]));
+    base.steps = row.steps = 8;
+    const LayoutOutcome one = run_layout(base);
+    const LayoutOutcome many = run_layout(row);
     CHECK(many.problem == "");
     CHECK(many.target_tokens == one.target_tokens);
     CHECK(largest_relative(many.losses, one.losses) <= single_tolerance.steps);

@@ -74,6 +74,8 @@ def check(program, folder, name, targets, seed):
         merged = families.load(folder / "merged")(input_ids=ids).logits
         adapted = peft.PeftModel.from_pretrained(families.load(source), folder / "adapter").eval()
         ours = adapted(input_ids=ids).logits
+    # The run read bytes, and its tokenizer lies beside the adapter.
+    assert transformers.AutoTokenizer.from_pretrained(folder / "adapter")("abc").input_ids == [97, 98, 99], name
     stored = load_file(folder / "adapter" / "adapter_model.safetensors")
     assert len(stored) == sum(".lora_" in key for key, _ in adapted.named_parameters()), name
     difference = ((ours - merged).abs().max() / ours.abs().max()).item()

@@ -20,6 +20,7 @@
 #include "checkpoint/hugging_face/hugging_face_config.h"
 #include "checkpoint/load.h"
 #include "commands.h"
+#include "data/tokens/companion_files.h"
 #include "export_gguf.h"
 #include "infer/exported_files.h"
 #include "infer/model.h"
@@ -213,6 +214,15 @@ DType dtype_of(const ExportArguments& arguments) {
   return arguments.dtype == "bf16" ? DType::bf16 : arguments.dtype == "fp16" ? DType::f16 : DType::f32;
 }
 
+// What is read beside adapters; how to sample from a model its base says.
+ExportedText text_of_adapter(const Checkpoint& checkpoint, const Config& config, const LocatedModel& located) {
+  const auto tokenizer = tokenizer_of(checkpoint, config);
+  ExportedText text =
+      exported_text({config, *tokenizer, config.model.vocab.value_or(tokenizer->vocab_size())}, located);
+  std::erase_if(text.files, [](const ExportedFile& file) { return file.name == kGenerationConfigFile; });
+  return text;
+}
+
 // The adapters alone, without their model.
 ExitCode export_as_adapter(const ExportArguments& arguments) {
   if (!arguments.base.empty())
@@ -227,13 +237,17 @@ ExitCode export_as_adapter(const ExportArguments& arguments) {
         fmt::format("--adapter: {} has no adapters: it was not trained with finetune.lora; without the "
                     "option its model is exported",
                     located.path.string()));
+  ExportedText text = text_of_adapter(checkpoint, config, located);
   // The shapes of adapters do not depend on the vocabulary.
   export_adapter(checkpoint, {.folder = arguments.output,
                               .model = make_model_spec(config.model, config.model.vocab.value_or(1)),
                               .lora = *config.finetune.lora,
-                              .dtype = dtype_of(arguments)});
+                              .dtype = dtype_of(arguments),
+                              .files = std::move(text.files)});
   write_output(fmt::format("{}: an adapter for peft, of the model in {}, {}\n", arguments.output,
                            checkpoint.manifest().base->path, arguments.dtype));
+  for (const std::string& notice : text.notices) write_message("notice: " + notice);
+  if (!text.folder_notice.empty()) write_message("notice: " + text.folder_notice);
   return ExitCode::finished;
 }
 
@@ -257,7 +271,7 @@ ExitCode export_model(const ExportArguments& arguments) {
   const auto look_first = [&](LoadedModel& found) {
     request.model = found.config().model;
     request.model.vocab = found.transformer().spec().vocab;
-    ExportedText text = exported_text(found, located);
+    ExportedText text = exported_text(found.text(), located);
     request.model.context = text.context;
     request.tokens = text.tokens;
     request.tokenizer_files = std::move(text.files);

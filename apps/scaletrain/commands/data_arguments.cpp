@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "data/tokens/bpe/bpe_tokenizer.h"
 #include "data/tokens/sentencepiece/sentencepiece_tokenizer.h"
+#include "data/tokens/text_notes.h"
 
 namespace scaletrain {
 
@@ -69,6 +70,10 @@ SourceKind ReadingArguments::type() const {
   if (type_ == "tokens") return SourceKind::tokens;
   if (type_ == "parquet") return SourceKind::parquet;
   return type_ == "jsonl" ? SourceKind::jsonl : SourceKind::automatic;
+}
+
+std::string ReadingArguments::jsonl_remedy() const {
+  return type() == SourceKind::automatic ? jsonl_remedy_of("--type") : std::string();
 }
 
 std::optional<std::string> ReadingArguments::separator() const {

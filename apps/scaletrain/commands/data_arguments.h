@@ -22,6 +22,8 @@ class ReadingArguments {
   void declare(CLI::App& command, bool reads_tokens = false);
 
   SourceKind type() const;
+  // Of text that may be JSONL, for its notes (data/tokens/text_notes.h).
+  std::string jsonl_remedy() const;
   const std::string& field() const { return field_; }
   std::optional<std::string> separator() const;
   BadRecordPolicy on_bad_record() const;

@@ -85,8 +85,8 @@ nlohmann::json answer_of(const CorpusResult& result) {
           {"went_on", result.went_on}};
 }
 
-void tell(const CorpusResult& result, bool is_json) {
-  for (const std::string& line : result.notes.lines("sources")) write_message(line);
+void tell(const CorpusResult& result, bool is_json, const std::string& jsonl_remedy) {
+  for (const std::string& line : result.notes.lines("sources", jsonl_remedy)) write_message(line);
   for (const CorpusOutput& output : result.outputs)
     if (output.documents == 0)
       write_message(fmt::format("notice: {}.bin holds no document: no program can train on it", output.stem.string()));
@@ -128,7 +128,7 @@ ExitCode build(const BuildArguments& arguments) {
     result = build_corpus(request);
   }
   if (result.went_on) write_message("went on where an earlier build of the same was stopped");
-  tell(result, arguments.json);
+  tell(result, arguments.json, arguments.reading.jsonl_remedy());
   return ExitCode::finished;
 }
 
@@ -181,7 +181,8 @@ Command add_data_merge(CLI::App& app) {
   command->add_flag("--overwrite", arguments->overwrites, "Replace what is there");
   command->add_flag("--json", arguments->json, "JSON on standard output");
   return [arguments] {
-    tell(merge_corpus(arguments->output, arguments->overwrites), arguments->json);
+    // What may be JSONL the builds of the shards have told.
+    tell(merge_corpus(arguments->output, arguments->overwrites), arguments->json, {});
     return ExitCode::finished;
   };
 }

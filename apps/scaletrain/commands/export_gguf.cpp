@@ -93,7 +93,7 @@ ExitCode export_as_gguf(const LocatedModel& located, const GgufArguments& argume
     request.model = found.config().model;
     request.model.vocab = found.transformer().spec().vocab;
     check_gguf_export(request.model, request.file);
-    exported = exported_text(found, located);
+    exported = exported_text(found.text(), located);
     request.model.context = gguf_context(request.model, exported.context);
     check_gguf_export(request.model, request.file);
     vocabulary = gguf_vocabulary(found, exported);

@@ -23,6 +23,7 @@
 #include "launch/coordination/coordinator.h"
 #include "launch/coordination/places.h"
 #include "launch/meeting/meeting.h"
+#include "plan/describe/trained_text.h"
 #include "run_checks.h"
 #include "start_agreement.h"
 #include "telemetry/log.h"
@@ -310,6 +311,8 @@ CommandResult choose_start(const PlaceRun& run, StartPoint& start) {
   const auto complete = already_complete(start, run.loaded.config);
   if (start.checkpoint && !complete)
     write_message(fmt::format("resuming from {} (step {})", start.checkpoint->string(), start.step));
+  if (const std::string trained = trained_text(run.plan->phases.front().table); !complete && !trained.empty())
+    write_message("trained: " + trained);
   return {ExitCode::finished, complete.value_or("")};
 }
 

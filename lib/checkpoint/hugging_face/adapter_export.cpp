@@ -51,9 +51,9 @@ std::string config_text(const ParamTable& base, const AdapterExport& request, co
   return config.dump(2) + "\n";
 }
 
-// As other programs are to name it; without a separator at its end.
+// As other programs are to name it, from whatever folder; without a separator at its end.
 std::string normal_path(const fs::path& path) {
-  const fs::path normal = path.lexically_normal();
+  const fs::path normal = fs::absolute(path).lexically_normal();
   return (normal.filename().empty() ? normal.parent_path() : normal).string();
 }
 
@@ -91,6 +91,12 @@ class NewFolder {
   fs::path temporary_;
   bool committed_ = false;
 };
+
+void write_text(const fs::path& path, const std::string& text) {
+  FileWriter file(path);
+  file.write(text);
+  file.finish();
+}
 
 std::vector<std::byte> stored(const std::string& name, const std::vector<float>& values, DType dtype) {
   std::vector<std::byte> bytes(values.size() * size_of(dtype));
@@ -133,9 +139,9 @@ void export_adapter(const Checkpoint& checkpoint, const AdapterExport& request) 
   check_export_folder(request.folder);
   try {
     NewFolder folder(request.folder);
-    FileWriter config(folder.place("adapter_config.json"));
-    config.write(config_text(base, request, lora, normal_path(checkpoint.manifest().base->path)));
-    config.finish();
+    write_text(folder.place("adapter_config.json"),
+               config_text(base, request, lora, normal_path(checkpoint.manifest().base->path)));
+    for (const ExportedFile& file : request.files) write_text(folder.place(file.name), file.content);
     write_tensors(folder.place("adapter_model.safetensors"), checkpoint, with_adapters(base, lora), request.dtype);
     folder.commit();
   } catch (const fs::filesystem_error& error) {

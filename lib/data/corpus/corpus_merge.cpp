@@ -111,6 +111,19 @@ void append_file(const TokenFile& file, std::int64_t vocab, MegatronWriter& writ
   }
 }
 
+// Shards may be of bad records alone; all of them together may not, as a build without shards may not.
+void refuse_nothing_left(const std::string& output, const std::vector<std::vector<nlohmann::json>>& records,
+                         const TextNotes& notes) {
+  for (const auto& part : records)
+    for (const nlohmann::json& record : part)
+      if (json_integer(record, "documents", output) > 0) return;
+  if (notes.num_skipped() == 0) return;
+  throw InputError(
+      fmt::format("{}: nothing is left to build: no shard holds a document: {}; a shard that is built without "
+                  "--on-bad-record skip names the first record with what is wrong with it",
+                  output, notes.lines("sources").front()));
+}
+
 }  // namespace
 
 std::vector<fs::path> shards_beside_merged(const std::vector<fs::path>& files) {
@@ -143,9 +156,12 @@ CorpusResult merge_corpus(const std::string& output, bool overwrites) {
     if (records[i].front().at("build") != records.front().front().at("build"))
       throw InputError(fmt::format("{}: of another build than {}: remove what is not meant, or build it again",
                                    names.stem(found.parts[i]).string(), names.stem(found.parts.front()).string()));
+  CorpusResult result;
+  for (const nlohmann::json& record : records.front())
+    result.notes.add(TextNotes::from_json(json_member(record, "notes", output), output));
+  refuse_nothing_left(output, records, result.notes);
   const BuildId id{.hash = json_hash(records.front().front(), "build", output), .shard = 0, .shards = 1};
   Workplace work(names, found.parts, id);
-  CorpusResult result;
   if (const auto built = work.find_built(overwrites)) {
     result.was_there = true;
     result.outputs = outputs_of(work, found.parts, *built);
@@ -157,8 +173,6 @@ CorpusResult merge_corpus(const std::string& output, bool overwrites) {
     work.publish(overwrites);
     return merge_corpus(output, overwrites);
   }
-  for (const nlohmann::json& record : records.front())
-    result.notes.add(TextNotes::from_json(json_member(record, "notes", output), output));
   std::vector<nlohmann::json> merged;
   for (std::size_t i = 0; i < found.parts.size(); ++i) {
     nlohmann::json record = records[i].front();

@@ -253,6 +253,8 @@ CorpusPlace CorpusPlace::from_json(const nlohmann::json& value, const std::strin
 void tokenise(CorpusBatch& batch, const CorpusRules& rules) {
   const auto append = [&](std::string_view text, std::size_t part, bool begins, bool ends) {
     if (rules.only && part != *rules.only) return;
+    batch.characters += static_cast<std::uint64_t>(std::count_if(
+        text.begin(), text.end(), [](char byte) { return (static_cast<unsigned char>(byte) & 0xc0u) != 0x80u; }));
     if (begins) {
       const auto before = rules.tokenizer.before_document();
       batch.tokens.insert(batch.tokens.end(), before.begin(), before.end());

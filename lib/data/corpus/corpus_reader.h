@@ -80,6 +80,7 @@ struct CorpusBatch {
   };
   std::vector<std::int32_t> tokens;
   std::vector<Run> runs;
+  std::uint64_t characters = 0;  // of the documents' text, as UTF-8 begins them
 };
 
 // How text is tokenised.
@@ -91,7 +92,8 @@ struct CorpusRules {
   std::optional<std::size_t> only{};  // documents of the other parts are left out, and cost no tokenising
 };
 
-// Fills in the batch's tokens and runs, and adds to its notes. Concurrent calls with different batches are fine.
+// Fills in the batch's tokens, runs and characters, and adds to its notes. Concurrent calls with different batches are
+// fine.
 void tokenise(CorpusBatch& batch, const CorpusRules& rules);
 
 // Where reading the pieces begins.

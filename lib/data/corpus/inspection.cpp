@@ -15,6 +15,7 @@
 #include "base/text.h"
 #include "data/corpus/corpus_build.h"
 #include "data/corpus/corpus_output.h"
+#include "data/corpus/corpus_reader.h"
 #include "data/instructions/instruction_record.h"
 #include "data/source_files.h"
 #include "data/tokens/packed_file.h"
@@ -33,37 +34,31 @@ constexpr std::size_t kShownTokens = 64;
 // Thrown by a sink that has seen enough.
 struct SeenEnough {};
 
-// The beginnings of the first documents, and how many there are.
-class DocumentCounter final : public DocumentSink {
+// The beginnings of the first documents.
+class FirstDocuments final : public DocumentSink {
  public:
-  DocumentCounter(std::int64_t shown, bool reads_all) : most_(shown), reads_all_(reads_all) {}
+  explicit FirstDocuments(std::int64_t shown) : most_(shown) {}
   void text(std::string_view piece) override {
     is_empty_ = is_empty_ && piece.empty();
     if (beginning_.size() <= kShownBytes) beginning_ += piece.substr(0, kShownBytes + 1 - beginning_.size());
     // A document may be the whole of a large file.
-    if (!reads_all_ && beginning_.size() > kShownBytes && std::ssize(shown_) + 1 >= most_) {
+    if (beginning_.size() > kShownBytes && std::ssize(shown_) + 1 >= most_) {
       end_document(0);
       throw SeenEnough();
     }
   }
   void end_document(std::uint64_t) override {
-    if (!is_empty_) {
-      ++documents_;
-      if (std::ssize(shown_) < most_) shown_.push_back(quoted(beginning_, kShownBytes));
-    }
+    if (!is_empty_) shown_.push_back(quoted(beginning_, kShownBytes));
     beginning_.clear();
     is_empty_ = true;
-    if (!reads_all_ && std::ssize(shown_) >= most_) throw SeenEnough();
+    if (std::ssize(shown_) >= most_) throw SeenEnough();
   }
-  std::int64_t documents() const { return documents_; }
   std::vector<std::string> take_shown() { return std::move(shown_); }
 
  private:
   std::int64_t most_;
-  bool reads_all_;
   bool is_empty_ = true;
   std::string beginning_;
-  std::int64_t documents_ = 0;
   std::vector<std::string> shown_;
 };
 
@@ -94,8 +89,10 @@ class FirstObject final : public LineSink {
 // The first records of instructions, and how many there are.
 class RecordCounter final : public LineSink {
  public:
-  RecordCounter(const TextSource& source, RecordKind records, std::int64_t shown, bool reads_all, TextNotes& notes)
-      : source_(source), records_(records), most_(shown), reads_all_(reads_all), notes_(notes) {}
+  // read: hears after each line.
+  RecordCounter(const TextSource& source, RecordKind records, std::int64_t shown, TextNotes& notes,
+                std::function<void()> read)
+      : source_(source), records_(records), most_(shown), notes_(notes), read_(std::move(read)) {}
 
   void line(std::string_view text, const LinePlace& place) override {
     try {
@@ -106,7 +103,7 @@ class RecordCounter final : public LineSink {
     } catch (const BadRecordError& error) {
       pass_over(error);
     }
-    if (!reads_all_ && std::ssize(shown_) >= most_) throw SeenEnough();
+    read_();
   }
   void too_long(const LinePlace& place, std::uint64_t) override { pass_over(too_long_line(line_text(file(), place))); }
   std::int64_t count() const { return count_; }
@@ -135,17 +132,48 @@ class RecordCounter final : public LineSink {
   const TextSource& source_;
   RecordKind records_;
   std::int64_t most_;
-  bool reads_all_;
   TextNotes& notes_;
+  std::function<void()> read_;
   std::int64_t count_ = 0;
   std::int64_t unanswered_ = 0;
   std::vector<std::string> shown_;
 };
 
+std::uint64_t bytes_of(const fs::path& file) {
+  std::error_code error;
+  const auto bytes = fs::file_size(file, error);
+  return error ? 0 : std::uint64_t{bytes};
+}
+
+// How far all files have been read; tells of it at most every MiB.
+class ReadingProgress {
+ public:
+  ReadingProgress(const std::vector<FoundFile>& files, const InspectionProgress& tell) : tell_(tell) {
+    for (const FoundFile& file : files) all_ += bytes_of(file.path);
+  }
+  // So many bytes of the current file.
+  void read(std::uint64_t bytes) {
+    constexpr std::uint64_t least = 1u << 20;
+    if (!tell_ || before_ + bytes < told_ + least) return;
+    told_ = before_ + bytes;
+    tell_(std::min(told_, all_), all_);
+  }
+  void end_file(const FoundFile& file) {
+    before_ += bytes_of(file.path);
+    if (tell_) tell_(std::min(before_, all_), all_);
+  }
+
+ private:
+  const InspectionProgress& tell_;
+  std::uint64_t all_ = 0;
+  std::uint64_t before_ = 0;  // of the files before the current one
+  std::uint64_t told_ = 0;
+};
+
 class FileInspector {
  public:
-  FileInspector(const InspectionOptions& options, TextNotes& notes, bool reads_all)
-      : options_(options), notes_(notes), reads_all_(reads_all) {}
+  FileInspector(const InspectionOptions& options, TextNotes& notes, ReadingProgress& progress, bool reads_all)
+      : options_(options), notes_(notes), progress_(progress), reads_all_(reads_all) {}
 
   // Fills in what it finds even where it throws then.
   void look_at(const FoundFile& file, InspectedFile& found) {
@@ -260,20 +288,47 @@ class FileInspector {
     found.bytes = stamp_of(file.path).bytes;
     if (text.kind == TextKind::jsonl) found.records = records_of(text);
     if (found.records) found.kind += fmt::format(" of {}", noun_of(*found.records));
-    if (!reads_all_ && options_.show == 0) return;
     const TextSource source{.files = {text},
                             .field = options_.field,
                             .separator = options_.separator,
                             .on_bad_record = options_.on_bad_record};
     if (found.records) return look_at_records(source, found);
-    DocumentCounter counter(options_.show, reads_all_);
+    if (options_.show > 0) found.shown = first_documents(source);
+    count_documents(source, found);
+  }
+
+  std::vector<std::string> first_documents(const TextSource& source) const {
+    FirstDocuments first(options_.show);
     Hasher hasher;
+    TextNotes told_by_the_count;
     try {
-      read_documents(text, source, counter, hasher, notes_);
-      found.documents = counter.documents();
+      read_documents(source.files.front(), source, first, hasher, told_by_the_count);
     } catch (const SeenEnough&) {
     }
-    found.shown = counter.take_shown();
+    return first.take_shown();
+  }
+
+  // Without a tokenizer bytes are the quickest that there is.
+  void count_documents(const TextSource& source, InspectedFile& found) {
+    const ByteTokenizer bytes;
+    const bool counts_tokens = options_.tokenizer != nullptr && !reads_all_;
+    const CorpusRules rules{.source = source, .tokenizer = counts_tokens ? *options_.tokenizer : bytes};
+    const std::vector<CorpusPiece> pieces = {{.file = 0, .range = {}}};
+    const CorpusPlace from = first_place(pieces);
+    std::int64_t documents = 0;
+    std::int64_t tokens = 0;
+    std::uint64_t characters = 0;
+    tokenise_corpus(
+        {.rules = rules, .pieces = pieces, .from = from, .threads = options_.threads, .write = [&](CorpusBatch& batch) {
+           for (const CorpusBatch::Run& run : batch.runs) documents += run.ends_document ? 1 : 0;
+           tokens += std::ssize(batch.tokens);
+           characters += batch.characters;
+           notes_.add(batch.notes);
+           progress_.read(batch.bytes_read);
+         }});
+    found.documents = documents;
+    found.characters = static_cast<std::int64_t>(characters);
+    if (counts_tokens) found.tokens = tokens;
   }
 
   std::optional<RecordKind> records_of(const TextFile& text) const {
@@ -286,18 +341,17 @@ class FileInspector {
   }
 
   void look_at_records(const TextSource& source, InspectedFile& found) {
-    RecordCounter counter(source, *found.records, options_.show, reads_all_, notes_);
-    try {
-      read_lines(source.files.front(), {}, counter);
-      found.documents = counter.count();
-      found.unanswered = counter.unanswered();
-    } catch (const SeenEnough&) {
-    }
+    std::uint64_t position = 0;
+    RecordCounter counter(source, *found.records, options_.show, notes_, [&] { progress_.read(position); });
+    read_lines(source.files.front(), {}, counter, {.file_position = &position});
+    found.documents = counter.count();
+    found.unanswered = counter.unanswered();
     found.shown = counter.take_shown();
   }
 
   const InspectionOptions& options_;
   TextNotes& notes_;
+  ReadingProgress& progress_;
   bool reads_all_;
 };
 
@@ -308,12 +362,6 @@ SourceSpec spec_of(const std::string& path, const InspectionOptions& options) {
           .field = options.field,
           .separator = options.separator,
           .part = {}};
-}
-
-std::uint64_t bytes_of(const fs::path& file) {
-  std::error_code error;
-  const auto bytes = fs::file_size(file, error);
-  return error ? 0 : std::uint64_t{bytes};
 }
 
 // The files; of those whose kind cannot be told only what the problem is.
@@ -337,32 +385,35 @@ void sort_by_path(Inspection& inspection) {
 
 }  // namespace
 
-Inspection inspect_data(const std::string& path, const InspectionOptions& options) {
+Inspection inspect_data(const std::string& path, const InspectionOptions& options, const InspectionProgress& progress) {
   Inspection inspection;
-  FileInspector inspector(options, inspection.notes, false);
   const std::vector<FoundFile> files = files_of(path, options, inspection);
+  ReadingProgress reading(files, progress);
+  FileInspector inspector(options, inspection.notes, reading, false);
   const bool is_alone = files.size() + inspection.files.size() == 1;
   for (const FoundFile& file : files) {
     inspection.files.emplace_back().path = file.path;
     try {
       inspector.look_at(file, inspection.files.back());
-    } catch (const InputError& error) {
+    } catch (const FileAccessError& error) {
       if (is_alone) throw;
       inspection.files.back().problem = error.what();
+    } catch (const InputError& error) {
+      // What text is has been told by then.
+      if (is_alone && file.kind == FileKind::tokens) throw;
+      inspection.files.back().problem = error.what();
     }
+    reading.end_file(file);
   }
   sort_by_path(inspection);
   return inspection;
 }
 
-Inspection verify_data(const std::string& path, const InspectionOptions& options,
-                       const std::function<void(std::uint64_t bytes, std::uint64_t all)>& progress) {
+Inspection verify_data(const std::string& path, const InspectionOptions& options, const InspectionProgress& progress) {
   Inspection inspection;
-  FileInspector inspector(options, inspection.notes, true);
   const std::vector<FoundFile> files = files_of(path, options, inspection);
-  std::uint64_t all = 0;
-  for (const FoundFile& file : files) all += bytes_of(file.path);
-  std::uint64_t done = 0;
+  ReadingProgress reading(files, progress);
+  FileInspector inspector(options, inspection.notes, reading, true);
   for (const FoundFile& file : files) {
     inspection.files.emplace_back().path = file.path;
     try {
@@ -370,8 +421,7 @@ Inspection verify_data(const std::string& path, const InspectionOptions& options
     } catch (const InputError& error) {
       inspection.files.back().problem = error.what();
     }
-    done += bytes_of(file.path);
-    if (progress) progress(done, all);
+    reading.end_file(file);
   }
   sort_by_path(inspection);
   return inspection;

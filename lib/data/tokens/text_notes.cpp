@@ -18,6 +18,8 @@ namespace {
 
 constexpr std::size_t kPlacesKept = 3;
 constexpr std::size_t kHeadBytes = 4096;
+// Among what is odd: told in a line of its own, since it is text as it should be.
+constexpr const char* kJsonLines = "whose first lines are JSON objects";
 
 struct Magic {
   std::string_view bytes;
@@ -76,6 +78,10 @@ nlohmann::json places_json(std::uint64_t count, const std::vector<std::string>& 
 
 }  // namespace
 
+std::string jsonl_remedy_of(std::string_view type) {
+  return fmt::format("{0} jsonl reads a document of each line, {0} text says that text is meant", type);
+}
+
 void TextNotes::note(Kinds& kinds, const std::string& kind, const std::string& place) {
   Places& places = kinds[kind];
   ++places.count;
@@ -99,6 +105,10 @@ void TextNotes::add_odd(const std::string& what, const std::string& place) {
   note(odd_, what, place);
 }
 
+void TextNotes::add_json_lines(const std::string& place) {
+  note(odd_, kJsonLines, place);
+}
+
 void TextNotes::add(const TextNotes& later) {
   note_all(skipped_, later.skipped_);
   note_all(odd_, later.odd_);
@@ -109,22 +119,33 @@ std::uint64_t TextNotes::num_skipped() const {
                          [](std::uint64_t sum, const auto& kind) { return sum + kind.second.count; });
 }
 
-std::vector<std::string> TextNotes::lines(const std::string& name) const {
-  const auto list = [](const Kinds& kinds, std::string_view verb) {
+std::vector<std::string> TextNotes::lines(const std::string& name, const std::string& jsonl_remedy) const {
+  const auto some = [](const Places& places) {
+    return fmt::format("{}{}", fmt::join(places.first, "; "), places.count > places.first.size() ? "; ..." : "");
+  };
+  const auto list = [&some](const Kinds& kinds) {
     std::vector<std::string> parts;
     for (const auto& [kind, places] : kinds)
-      parts.push_back(fmt::format("{} {}{} ({}{})", grouped_digits(places.count), verb, kind,
-                                  fmt::join(places.first, "; "), places.count > places.first.size() ? "; ..." : ""));
+      parts.push_back(fmt::format("{} {} ({})", grouped_digits(places.count), kind, some(places)));
     return fmt::format("{}", fmt::join(parts, ", "));
   };
+  Kinds odd = odd_;
+  const auto json_lines = odd.extract(kJsonLines);
   std::vector<std::string> lines;
   if (!skipped_.empty()) {
     lines.push_back(fmt::format("{}: {} {} skipped (on_bad_record: skip): {}", name,
                                 grouped_count(num_skipped(), "bad record"), num_skipped() == 1 ? "was" : "were",
-                                list(skipped_, "")));
+                                list(skipped_)));
   }
-  if (!odd_.empty())
-    lines.push_back(fmt::format("notice: {}: not all of it looks like text in UTF-8: {}", name, list(odd_, "")));
+  if (!odd.empty())
+    lines.push_back(fmt::format("notice: {}: not all of it looks like text in UTF-8: {}", name, list(odd)));
+  if (!json_lines.empty() && !jsonl_remedy.empty()) {
+    const Places& places = json_lines.mapped();
+    const bool is_one = places.count == 1;
+    lines.push_back(fmt::format("notice: {}: {} read as text, but {} first lines are JSON objects ({}): {}", name,
+                                is_one ? "a file is" : grouped_count(places.count, "file") + " are",
+                                is_one ? "its" : "their", some(places), jsonl_remedy));
+  }
   return lines;
 }
 
@@ -153,13 +174,18 @@ TextNotes TextNotes::from_json(const nlohmann::json& value, const std::string& w
 }
 
 OddTextScan::OddTextScan(std::string name, std::uint64_t offset)
-    : name_(std::move(name)), offset_(offset), has_head_(offset > 0), may_begin_within_character_(offset > 0) {}
+    : name_(std::move(name)),
+      offset_(offset),
+      begins_later_(offset > 0),
+      has_head_(offset > 0),
+      may_begin_within_character_(offset > 0) {}
 
 void OddTextScan::take(std::string_view piece) {
   if (!has_head_) {
     head_ += piece.substr(0, kHeadBytes - head_.size());
     if (head_.size() == kHeadBytes) judge_head();
   }
+  if (!begins_later_) lines_.take(piece);
   if (!nul_) {
     const std::size_t at = piece.find('\0');
     if (at != std::string_view::npos) nul_ = offset_ + at;
@@ -198,6 +224,7 @@ nlohmann::json OddTextScan::state() const {
   nlohmann::json state = {{"looks_like", looks_like_}};
   if (nul_) state["nul"] = *nul_;
   if (invalid_) state["invalid"] = *invalid_;
+  if (has_json_lines_ || lines_.objects(false) > 0) state["json_lines"] = true;
   return state;
 }
 
@@ -205,6 +232,7 @@ void OddTextScan::restore(const nlohmann::json& state, const std::string& where)
   looks_like_ = json_string(state, "looks_like", where);
   if (state.contains("nul")) nul_ = json_unsigned(state, "nul", where);
   if (state.contains("invalid")) invalid_ = json_unsigned(state, "invalid", where);
+  has_json_lines_ = state.value("json_lines", false);
 }
 
 void OddTextScan::judge_head() {
@@ -223,6 +251,7 @@ void OddTextScan::finish(TextNotes& notes) {
   } else {
     if (invalid_) notes.add_odd("that is no UTF-8", fmt::format("{} at byte {}", name_, *invalid_));
     if (nul_) notes.add_odd("that holds NUL", fmt::format("{} at byte {}", name_, *nul_));
+    if (has_json_lines_ || lines_.objects(true) > 0) notes.add_json_lines(name_);
   }
 }
 

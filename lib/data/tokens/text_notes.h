@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "data/tokens/json_lines.h"
 
 namespace scaletrain {
 
@@ -25,18 +26,24 @@ class BadRecordError : public InputError {
   std::string reason_;
 };
 
+// How text under another name is read as JSONL, by a key or an option: "type:" or "--type".
+std::string jsonl_remedy_of(std::string_view type);
+
 class TextNotes {
  public:
   void add_skipped(const BadRecordError& record);
   // what: "no UTF-8"; place: "a.txt at byte 17".
   void add_odd(const std::string& what, const std::string& place);
+  // A text whose first lines are JSON objects.
+  void add_json_lines(const std::string& place);
   // Those of what was read after this.
   void add(const TextNotes& later);
 
   bool empty() const { return skipped_.empty() && odd_.empty(); }
   std::uint64_t num_skipped() const;
-  // For people, at most one line on what was skipped and one on odd text. `name`: what was read.
-  std::vector<std::string> lines(const std::string& name) const;
+  // For people, at most one line on what was skipped, one on odd text and one on text that may be JSONL. `name`: what
+  // was read. jsonl_remedy: how such text is read as JSONL; empty: it was said to be text, so nothing is told of it.
+  std::vector<std::string> lines(const std::string& name, const std::string& jsonl_remedy = {}) const;
 
   nlohmann::json to_json() const;
   // InputError that begins with `where`.
@@ -75,10 +82,13 @@ class OddTextScan {
 
   std::string name_;
   std::uint64_t offset_;
+  bool begins_later_;  // not with the text
   bool has_head_;
   bool may_begin_within_character_;
   std::string head_;                  // the first bytes, until they are judged
   std::string looks_like_;            // "UTF-16", "a PDF"; empty: text
+  JsonLinesScan lines_;               // takes the text where it is read from its beginning
+  bool has_json_lines_ = false;       // where it is not: what was found before
   std::string unfinished_;            // the beginning of a character at the end of the last piece
   std::optional<std::uint64_t> nul_;  // offsets of the first ones
   std::optional<std::uint64_t> invalid_;

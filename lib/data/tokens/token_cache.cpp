@@ -326,7 +326,7 @@ class CachePlace {
         tell(report_, line);
     const std::filesystem::path path = notes_path(tokens);
     if (!skips_records(source_) && !path_exists(path)) return;
-    for (const std::string& line : read_notes(path).lines(name)) tell(report_, line);
+    for (const std::string& line : read_notes(path).lines(name, request_.jsonl_remedy)) tell(report_, line);
   }
 
   std::unique_ptr<TokenFile> open_verified(const std::filesystem::path& path, MappedFile::Keeping keeping) const {

@@ -95,6 +95,7 @@ struct CacheRequest {
   int threads = 1;     // that tokenise; the bytes are the same for any number
   // Hears how much of the files is read: nothing of what is built already. May be empty.
   std::function<void(const std::string& name, std::uint64_t bytes, std::uint64_t all)> progress{};
+  std::string jsonl_remedy{};  // how text that may be JSONL is read as such (text_notes.h); empty: it is meant as text
 };
 
 // Opens the cache of the source, building it if need be.

@@ -12,6 +12,7 @@
 #include "plan/describe/instruction_list.h"
 #include "plan/describe/plan_facts.h"
 #include "plan/describe/timeline.h"
+#include "plan/describe/trained_text.h"
 #include "plan/size_limits.h"
 
 namespace scaletrain {
@@ -341,26 +342,19 @@ std::string zero_text(const PlanFacts& facts) {
   return text;
 }
 
-// What is trained, where that is not all of the model from the start; else empty.
-std::string trained_text(const PlanFacts& facts) {
+// What is trained, where that is not all of the model from the start, and what it takes; else empty.
+std::string trained_value(const PlanFacts& facts) {
   const PhasePlan& phase = facts.phase;
-  const std::int64_t frozen = phase.table.num_parameters(ParamRole::frozen);
-  const std::map<std::int64_t, std::int64_t> joining = joining_parameters(phase.table);
-  if (frozen == 0 && joining.empty()) return "";
-  std::string text = grouped_digits(static_cast<std::uint64_t>(phase.table.num_parameters() - frozen)) + " parameters";
-  for (const auto& [step, parameters] : joining)
-    text += fmt::format("; {} of them join after {}, with their memory from the start",
-                        grouped_digits(static_cast<std::uint64_t>(parameters)), counted(step, "step"));
-  if (frozen > 0) {
-    text += fmt::format("; {} are frozen", grouped_digits(static_cast<std::uint64_t>(frozen)));
+  std::string text = trained_text(phase.table);
+  if (text.empty()) return text;
+  if (phase.table.num_parameters(ParamRole::frozen) > 0 && phase.compute != DType::f32) {
     const auto& parameters = phase.table.parameters();
     const bool are_stored = std::any_of(parameters.begin(), parameters.end(), [](const Parameter& parameter) {
       return parameter.role == ParamRole::frozen && !parameter.in_base;
     });
-    if (phase.compute != DType::f32)
-      text +=
-          fmt::format(", and held{} in {}", are_stored ? " and stored" : "", to_text(facts.config.compute_precision()));
+    text += fmt::format(", held{} in {}", are_stored ? " and stored" : "", to_text(facts.config.compute_precision()));
   }
+  if (!joining_parameters(phase.table).empty()) text += "; what joins has its memory from the start";
   return text;
 }
 
@@ -400,7 +394,7 @@ std::string head_text(const PlanFacts& facts) {
     line("attention", fmt::format("a window of {} tokens in {}, {:.0f}% of what attention would be without",
                                   model.window, counted(model.layers - global, "layer"), 100 * attention_share(model)));
   }
-  if (const std::string trained = trained_text(facts); !trained.empty()) line("trained", trained);
+  if (const std::string trained = trained_value(facts); !trained.empty()) line("trained", trained);
   line("compute", fmt::format("{:.4g} FLOP per token, {}", model_flops_per_token(model, phase.table),
                               to_text(facts.config.compute_precision())));
   const bool has_phases = !facts.work_of_run.phases.empty();

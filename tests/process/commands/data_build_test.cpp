@@ -160,12 +160,38 @@ TEST_CASE("what_data_is_is_told_also_where_not_all_of_it_can_be_used") {
   const Ended verified = workspace().run({"data", "verify", "mixed/chats.jsonl", "--on-bad-record", "skip"});
   check_built(verified);
   CHECK(verified.output.find("2 documents, 1 of them without an answer to learn") != std::string::npos);
+  // How much text there is, of each file and of all.
+  workspace().write("counted/a.txt", "hello");
+  workspace().write("counted/b.jsonl", "{\"text\": \"x\"}\n{\"text\": \"yz\"}\n");
+  const Ended counted = workspace().run({"data", "inspect", "counted", "--tokenizer", "bytes"});
+  check_built(counted);
+  CHECK_MESSAGE(counted.output ==
+                    "counted/a.txt: text, 5 B, 1 document, 5 characters, 6 tokens\n"
+                    "counted/b.jsonl: JSONL, 29 B, 2 documents, 3 characters, 5 tokens\n"
+                    "all 2 files: 34 B, 3 documents, 8 characters, 11 tokens\n",
+                counted.output);
+  const Ended as_json = workspace().run({"data", "inspect", "counted", "--json"});
+  check_built(as_json);
+  const auto total = nlohmann::json::parse(as_json.output).at("total");
+  CHECK(total ==
+        nlohmann::json({{"files", 2}, {"bytes", 34}, {"documents", 3}, {"characters", 8}, {"tokens", nullptr}}));
   // Nothing but bad records is no corpus, and may be built rightly afterwards.
   const Ended empty = workspace().run({"data", "build", "mixed/chats.jsonl", "--tokenizer", "bytes", "--output",
                                        "mixed-out", "--on-bad-record", "skip"});
   CHECK_MESSAGE(empty.exit_code == 3, empty.errors);
   CHECK_MESSAGE(empty.says("SOURCES: nothing is left to build: sources: 3 bad records were skipped"), empty.errors);
   CHECK_FALSE(fs::exists(workspace() / "mixed-out.bin"));
+  // The same of shards: each may be of bad records alone, all of them together may not.
+  for (const std::string shard : {"0/2", "1/2"})
+    check_built(workspace().run({"data", "build", "mixed/chats.jsonl", "--tokenizer", "bytes", "--output",
+                                 "mixed-parts", "--on-bad-record", "skip", "--shard", shard}));
+  const Ended merged = workspace().run({"data", "merge", "mixed-parts"});
+  CHECK_MESSAGE(merged.exit_code == 3, merged.errors);
+  CHECK_MESSAGE(merged.says("mixed-parts: nothing is left to build: no shard holds a document: sources: 3 bad records "
+                            "were skipped"),
+                merged.errors);
+  for (const char* left : {"mixed-parts.bin", "mixed-parts.idx", "mixed-parts.build.json", ".mixed-parts.building"})
+    CHECK_FALSE(fs::exists(workspace() / left));
   workspace().write("mixed/lines.json", "{\"text\": \"x\"}\n");
   const Ended named = workspace().run({"data", "build", "mixed/lines.json", "--tokenizer", "bytes", "--output", "lj"});
   CHECK_MESSAGE(named.exit_code == 2, named.errors);
@@ -213,6 +239,32 @@ TEST_CASE("a_program_without_the_module_for_parquet_refuses_it_with_what_to_do")
       workspace().run({"data", "build", "p.parquet", "--field", "body", "--tokenizer", "bytes", "--output", "q"});
   CHECK(missing.exit_code == 3);
   CHECK_MESSAGE(contains(missing.errors, "there is no column \"body\"; it has \"id\""), missing.errors);
+}
+
+TEST_CASE("jsonl_under_another_name_is_told_with_what_reads_it") {
+  workspace().write("plain/corpus", "{\"text\": \"x\"}\n{\"text\": \"y\"}\n");
+  const auto build = [](std::vector<std::string> more) {
+    std::vector<std::string> command = {"data",  "build",    "plain/corpus", "--tokenizer",
+                                        "bytes", "--output", "plain-out",    "--overwrite"};
+    command.insert(command.end(), more.begin(), more.end());
+    return workspace().run(command);
+  };
+  const Ended silent = build({"--type", "text"});
+  check_built(silent);
+  CHECK_FALSE(silent.says("JSON"));
+  // It is told again where the same was built before.
+  for (int i = 0; i < 2; ++i) {
+    const Ended told = build({});
+    check_built(told);
+    CHECK_MESSAGE(told.says("notice: sources: a file is read as text, but its first lines are JSON objects "
+                            "(plain/corpus): --type jsonl reads a document of each line"),
+                  told.errors);
+    CHECK(told.output.find("in 1 document") != std::string::npos);
+  }
+  const Ended lines = build({"--type", "jsonl"});
+  check_built(lines);
+  CHECK_FALSE(lines.says("JSON"));
+  CHECK(lines.output.find("in 2 documents") != std::string::npos);
 }
 
 }  // namespace

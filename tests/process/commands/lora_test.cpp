@@ -67,6 +67,26 @@ TEST_CASE("a_checkpoint_of_adapters_holds_them_alone_and_names_its_base") {
   CHECK(std::stod(found.evaluations.at({40, "held"})) < held_loss(base_folder(), {"--tokenizer", "bytes"}));
 }
 
+TEST_CASE("a_run_says_at_its_start_what_it_trains_where_that_is_not_all_of_the_model") {
+  const auto begun = [](const std::string& run, std::vector<std::string> more) {
+    more.insert(more.begin(), {"train.steps=1", "train.lr_schedule.warmup=0"});
+    const Ended end = workspace().run(workspace().training(run, more));
+    REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+    return end;
+  };
+  CHECK_FALSE(begun("all-trained", {}).says("trained: "));
+  const std::string freeze = "finetune.freeze=[\"embedding.*\", blocks.0.*]";
+  const std::string unfreeze = "finetune.unfreeze=[{step: 5, patterns: [blocks.0.*]}]";
+  const Ended frozen = begun("some-trained", {freeze, unfreeze});
+  CHECK_MESSAGE(frozen.says("trained: "), frozen.errors);
+  CHECK_MESSAGE(frozen.says("; after 5 steps also blocks.0 ("), frozen.errors);
+  CHECK_MESSAGE(frozen.says("; frozen: embedding ("), frozen.errors);
+  const Ended checked =
+      workspace().run({"check", (workspace() / "config.yaml").string(), "--set", freeze, "--set", unfreeze});
+  CHECK_MESSAGE(checked.exit_code == 0, checked.errors);
+  CHECK_MESSAGE(checked.output.find("what joins has its memory from the start") != std::string::npos, checked.output);
+}
+
 TEST_CASE("adapters_resume_to_the_bit_and_on_other_layouts") {
   const fs::path run = copy_run(trained(), "lora-again");
   fs::remove_all(checkpoint(run, 40));
@@ -145,6 +165,8 @@ TEST_CASE("an_adapter_is_exported_as_peft_has_it") {
       workspace().run(lora_run("lora-named", {"train.steps=1", "train.lr_schedule.warmup=0",
                                               "model.init.from=" + (workspace() / "./base/").string()}));
   REQUIRE_MESSAGE(begun.exit_code == 0, begun.errors);
+  CHECK_MESSAGE(begun.says("trained: "), begun.errors);
+  CHECK_MESSAGE(begun.says("frozen: embedding, parts of blocks.0 to blocks."), begun.errors);
   const fs::path named = workspace() / "adapter-named";
   REQUIRE(workspace()
               .run({"checkpoint", "export", (workspace() / "lora-named").string(), "--to", "huggingface", "--adapter",
@@ -162,6 +184,16 @@ TEST_CASE("an_adapter_is_exported_as_peft_has_it") {
   CHECK(config.at("fan_in_fan_out") == true);
   CHECK(config.at("base_model_name_or_path") == base_folder());
   CHECK(config.at("target_modules") == nlohmann::json{"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"});
+  // How text is read lies beside it, as beside the merged model.
+  const fs::path merged = workspace() / "merged-beside";
+  REQUIRE(workspace()
+              .run({"checkpoint", "export", trained().string(), "--to", "huggingface", "--output", merged.string()})
+              .exit_code == 0);
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json"})
+    CHECK(read_file(folder / name) == read_file(merged / name));
+  CHECK_FALSE(fs::exists(folder / "generation_config.json"));
+  CHECK_FALSE(fs::exists(folder / "config.json"));
+  CHECK_MESSAGE(end.says("notice: the model reads bytes: the tokenizer.json written for it"), end.errors);
   const std::string tensors = read_file(folder / "adapter_model.safetensors");
   CHECK(tensors.find("\"base_model.model.transformer.h.1.attn.c_attn.lora_B.weight\":") != std::string::npos);
   check_refused(workspace().run(arguments), 2, {folder.string() + ": already exists"});

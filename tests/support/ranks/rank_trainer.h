@@ -368,6 +368,7 @@ struct LayoutRun {
   bool traced = false;
   bool queues_only = false;       // see RanksOptions
   std::optional<DType> frozen{};  // the type that frozen parameters are held in; nothing: the plan's
+  std::int64_t gradients_of = 0;  // the step whose gradients are kept, from 0 on
 };
 
 struct LayoutOutcome {
@@ -375,7 +376,7 @@ struct LayoutOutcome {
   std::vector<double> losses;  // by step
   std::vector<double> grad_norms;
   std::vector<std::int64_t> target_tokens;
-  // Of the first step: the plan's loss_gradient and the config's loss scale times the sum over target tokens.
+  // Of LayoutRun::gradients_of: the plan's loss_gradient and the config's loss scale times the sum over target tokens.
   GlobalTensors gradients;
   GlobalTensors parameters;
   StepRunner::EvaluationSums evaluation;
@@ -416,7 +417,7 @@ inline LayoutOutcome run_layout(const LayoutRun& run) {
         const std::size_t before = run.traced ? outcome.traces[index].records.size() : 0;
         for (std::int64_t step = 0; step < run.steps; ++step) {
           results[index].push_back(trainer.step());
-          if (step == 0) gradients.add(trainer.settled_store(), StateKind::gradient);
+          if (step == run.gradients_of) gradients.add(trainer.settled_store(), StateKind::gradient);
         }
         if (run.traced) {
           const auto& all = outcome.traces[index].records;

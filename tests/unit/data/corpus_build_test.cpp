@@ -413,7 +413,10 @@ TEST_CASE("inspect says what files are, and verify names each that is damaged") 
   REQUIRE(seen.files.size() == 13);
   CHECK(seen.files[0].kind == "text");
   CHECK(seen.files[0].shown.size() == 1);
-  CHECK_FALSE(seen.files[1].documents.has_value());  // there are more than are shown
+  CHECK(seen.files[0].documents == 1);
+  CHECK(seen.files[0].characters == 4'500'001);
+  CHECK(seen.files[0].tokens == 4'500'002);  // bytes, and the document's end
+  CHECK(seen.files[1].documents == 1499);    // without the empty one; not only those that are shown
   CHECK(seen.files[1].kind == "JSONL");
   CHECK(seen.files[1].shown == std::vector<std::string>{"\"" + words(0, 1) + "\"", "\"" + words(1, 38) + "\""});
   CHECK(seen.files[2].kind == "JSONL in gzip");

@@ -166,3 +166,53 @@ TEST_CASE("a folder with files of kinds that cannot be read is verified all the 
                  "PATH: " + (corpus.folder / "mixed/b.npz").string() + " looks like no text, JSONL or token file"));
   CHECK(contains(all.files[2].problem.value_or(""), "expected a string"));
 }
+
+TEST_CASE("inspect counts documents, characters and tokens of text, whatever it lies in and however many read it") {
+  const TempFolder folder;
+  const std::string lines = "{\"text\": \"h\\u00e9llo\"}\n\n{\"text\": \"\"}\n{\"text\": \"€uro\"}\n";
+  folder.write("d/a.jsonl", lines);
+  folder.write("d/b.jsonl.gz", gzipped(lines));
+  folder.write("d/c.txt", "one\n--\ntwo\n");
+  const ByteTokenizer tokenizer;
+  InspectionOptions options;
+  std::uint64_t read = 0;
+  std::uint64_t all = 0;
+  for (const int threads : {1, 3}) {
+    options.threads = threads;
+    options.tokenizer = nullptr;
+    options.separator.reset();
+    const Inspection plain = inspect_data((folder / "d").string(), options, [&](std::uint64_t bytes, std::uint64_t of) {
+      read = bytes;
+      all = of;
+    });
+    REQUIRE(plain.files.size() == 3);
+    for (const InspectedFile& file : plain.files) CHECK_FALSE(file.tokens);
+    for (const std::size_t i : {0, 1}) {
+      CHECK(plain.files[i].documents == 2);
+      CHECK(plain.files[i].characters == 5 + 4);
+    }
+    CHECK(plain.files[2].documents == 1);
+    CHECK(plain.files[2].characters == 11);
+    CHECK(read == all);
+    CHECK(all == plain.files[0].bytes + plain.files[1].bytes + plain.files[2].bytes);
+    options.tokenizer = &tokenizer;
+    options.separator = "--";
+    const Inspection counted = inspect_data((folder / "d").string(), options);
+    CHECK(counted.files[0].tokens == 6 + 6 + 2);  // bytes of UTF-8, and an end of each document
+    CHECK(counted.files[2].documents == 2);
+    CHECK(counted.files[2].characters == 8);
+    CHECK(counted.files[2].tokens == 8 + 2);
+  }
+}
+
+TEST_CASE("inspect says what a file is whose records are bad, and that they are") {
+  const TempFolder folder;
+  const auto file = folder.write("a.jsonl", "{\"text\": \"x\"}\n{\"body\": 1}\n");
+  const Inspection strict = inspect_data(file.string(), {});
+  CHECK(strict.files.at(0).kind == "JSONL");
+  CHECK_FALSE(strict.files[0].documents);
+  CHECK(contains(strict.files[0].problem.value_or(""), "a.jsonl:2: the key \"text\" is missing"));
+  const Inspection lenient = inspect_data(file.string(), {.on_bad_record = BadRecordPolicy::skip});
+  CHECK(lenient.files.at(0).documents == 1);
+  CHECK(lenient.notes.num_skipped() == 1);
+}

@@ -104,7 +104,8 @@ TEST_CASE("data inspect and verify tell instructions by name, and read their rec
   const InspectedFile inspected = inspect_data(file.string(), options).files.at(0);
   CHECK(inspected.kind == "JSONL of conversations");
   CHECK(inspected.records == RecordKind::messages);
-  CHECK_FALSE(inspected.documents);
+  CHECK(inspected.documents == 2);
+  CHECK_FALSE(inspected.characters);
   options.show = 1;
   CHECK(inspect_data(file.string(), options).files.at(0).shown ==
         std::vector<std::string>{R"("user" "aa", "assistant" "aaa")"});

@@ -270,7 +270,7 @@ TEST_CASE("what is no instruction, or is read as something else, is refused with
   scene.folder.write("tokenizer/tokenizer_config.json", R"({"chat_template": "{{ messages }}"})");
   says(refusal(), "data.instructions.chat_template: ");
   says(refusal(), "a chat template that is not known here");
-  // As check finds it, which reads no record.
+  // As check finds it, which reads the first record alone, and the template before it.
   const std::vector<InputProblem> problems = source_problems(scene.config);
   REQUIRE(problems.size() == 1);
   CHECK(problems[0].key == "data.instructions.chat_template");
@@ -286,8 +286,12 @@ TEST_CASE("what is no instruction, or is read as something else, is refused with
   nowhere.tokenizer.path = (scene.folder / "nowhere/tokenizer.json").string();
   CHECK(source_problems(nowhere).empty());
   scene.config.instructions.chat_template.reset();
+  // Prompts and completions need none; of the chat it is told that it is none of these.
   scene.config.train[0].records = RecordKind::prompt_completion;
-  CHECK(source_problems(scene.config).empty());
+  const std::vector<InputProblem> others = source_problems(scene.config);
+  REQUIRE(others.size() == 1);
+  CHECK(others[0].key == "data.train.0.path");
+  CHECK(contains(others[0].message, "a.jsonl:1: "));
   // What is packed is no source.
   scene.config.train = {
       scene.source("a.jsonl", {{{"prompt", "a"}, {"completion", "b"}}}, RecordKind::prompt_completion)};

@@ -269,6 +269,11 @@ TEST_CASE("Parquet is inspected and verified") {
   const Inspection inspection = inspect_data((kParquetFiles / "plain.parquet").string(), options);
   REQUIRE(inspection.files.size() == 1);
   CHECK(inspection.files[0].kind == "Parquet");
+  CHECK(inspection.files[0].documents == 100);
+  options.field = "none";
+  const Inspection other = inspect_data((kParquetFiles / "plain.parquet").string(), options);
+  CHECK(contains(other.files.at(0).problem.value_or(""), "there is no column \"none\""));
+  options.field = "text";
   CHECK(inspection.files[0].shown == std::vector<std::string>{"\"row 0: \""});
   CHECK(verify_data((kParquetFiles / "plain.parquet").string(), options).files[0].documents == 100);
   const Inspection nulls = verify_data((kParquetFiles / "nulls.parquet").string(), options);

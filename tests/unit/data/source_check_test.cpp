@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "packed_text.h"
 #include "support/bytes_read.h"
 #include "support/refused_files.h"
 #include "support/temp_folder.h"
@@ -160,4 +161,69 @@ TEST_CASE("looking at the data reads the beginnings of files and no more") {
   const std::uint64_t before = bytes_read();
   CHECK(problem_of(config).empty());
   CHECK(bytes_read() - before < 20 * 4096);
+}
+
+TEST_CASE("a first record without the field is told before anything reads it, with the fields that are there") {
+  const TempFolder folder;
+  folder.write("d/a.jsonl", "");
+  const auto file = folder.write("d/b.jsonl.gz", gzipped("\n \n{\"id\": 1, \"body\": \"x\"}\n{\"text\": \"y\"}\n"));
+  DataConfig config = reading(folder / "d");
+  CHECK(problem_of(config) ==
+        "data.train.0.path: " + file.string() +
+            ":3: the key \"text\" is missing; the line has \"body\", \"id\": name one of them as "
+            "the source's field; mend the line, or have such lines left out (on_bad_record: skip)");
+  config.on_bad_record = BadRecordPolicy::skip;
+  CHECK(problem_of(config).empty());
+  config.on_bad_record = BadRecordPolicy::fail;
+  config.train[0].field = "body";
+  CHECK(problem_of(config).empty());
+  config.train[0].field = "id";
+  CHECK(contains(problem_of(config), ":3: \"id\" is number, expected a string"));
+  // One is enough: what stands further inside is told by whoever reads it.
+  config.train[0] = reading(folder.write("c.jsonl", "{\"text\": \"x\"}\nnonsense\n")).train[0];
+  CHECK(problem_of(config).empty());
+  config.train[0].path = folder.write("e.jsonl", "nonsense").string();
+  CHECK(contains(problem_of(config), "e.jsonl:1: not valid JSON"));
+}
+
+TEST_CASE("a first record that holds no conversation, or no prompt, is told before anything reads it") {
+  const TempFolder folder;
+  const auto text = folder.write("a.jsonl", "{\"text\": \"x\"}\n");
+  DataConfig config = reading(text);
+  config.train[0].records = RecordKind::prompt_completion;
+  CHECK(contains(problem_of(config), "data.train.0.path: " + text.string() + ":1: "));
+  config.train[0].path = folder.write("b.jsonl", "{\"prompt\": \"one\", \"completion\": \"two\"}\n").string();
+  CHECK(problem_of(config).empty());
+}
+
+TEST_CASE("of a long first record nothing is told before it is read, and little of the file is") {
+  const TempFolder folder;
+  const auto file = folder.write("a.jsonl", "{\"body\": \"" + std::string(16u << 20, 'x') + "\"}\n");
+  const DataConfig config = reading(file);
+  const std::uint64_t before = bytes_read();
+  CHECK(problem_of(config).empty());
+  CHECK(bytes_read() - before < (5u << 20));
+}
+
+TEST_CASE("text that may be JSONL, and JSON that is not read, are told to who wants to hear of them") {
+  const TempFolder folder;
+  folder.write("d/a", "{\"text\": \"x\"}\n{\"text\": \"y\"}\n");
+  folder.write("d/b.txt", "prose");
+  folder.write("d/meta.json", "{\n}");
+  DataConfig config = reading(folder / "d");
+  std::vector<std::string> told;
+  const LookLimits limits{.report = [&told](const std::string& line) { told.push_back(line); }};
+  CHECK(source_problems(config, limits).empty());
+  const std::string path = (folder / "d").string();
+  const std::vector<std::string> expected = {
+      "data.train.0.path: " + path +
+          "/meta.json is JSON, but no lines of JSON, beside files that are read, and is not read",
+      "notice: data.train.0: " + path + ": a file is read as text, but its first lines are JSON objects (" + path +
+          "/a): type: jsonl reads a document of each line, type: text says that text is meant"};
+  CHECK(told == expected);
+  told.clear();
+  config.train[0].type = SourceKind::text;
+  config.train[0].path = path + "/a";
+  CHECK(source_problems(config, limits).empty());
+  CHECK(told.empty());
 }

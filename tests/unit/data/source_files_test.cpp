@@ -253,3 +253,39 @@ TEST_CASE("sub-folders of a run's folder join it like files that were added, and
   REQUIRE(source.parts.size() == 2);
   CHECK(source.parts[1].samples == 10);
 }
+
+TEST_CASE("a JSON file beside data of another kind is passed over and told by name; JSONL under its name is not") {
+  const TempFolder folder;
+  const std::string meta = "{\n  \"license\": \"none\"\n}\n";
+  const std::string lines = "{\"text\": \"one\"}\n{\"text\": \"two\"}\n";
+  folder.write("d/meta.json", meta);
+  folder.write("d/part.jsonl", lines);
+  Found found = found_by(folder, "d");
+  CHECK(found.names == Names{"d/part.jsonl"});
+  CHECK(found.messages == "data.train.0.path: " + (folder / "d/meta.json").string() +
+                              " is JSON, but no lines of JSON, beside files that are read, and is not read\n");
+  folder.write("d/below/info.json.gz", gzipped("{\"one\": \"line\"}\n"));
+  folder.write("d/z.json", "[1,\n2]");
+  found = found_by(folder, "d");
+  CHECK(found.names == Names{"d/part.jsonl"});
+  CHECK(found.messages == "data.train.0.path: " + (folder / "d/below/info.json.gz").string() +
+                              " and 2 more like it are JSON, but no lines of JSON, beside files that are read, and are "
+                              "not read\n");
+  CHECK(found_by(folder, "d/*.jsonl").messages.empty());
+  // What may be data is never left out.
+  for (const auto& file : {std::pair("e/lines.json", lines), std::pair("e/lines.json.gz", gzipped(lines + meta))}) {
+    const TempFolder other;
+    other.write("e/part.jsonl", lines);
+    const auto data = other.write(file.first, file.second);
+    const std::string problem = message_of<UserError>([&] { found_by(other, "e"); });
+    CHECK_MESSAGE(contains(problem, data.string() + " looks like no text"), problem);
+    CHECK_MESSAGE(contains(problem, "or with a pattern the files that are meant"), problem);
+  }
+  // Where nothing else tells what the folder is for, as before.
+  folder.write("f/meta.json", meta);
+  CHECK(contains(message_of<UserError>([&] { found_by(folder, "f"); }), "looks like no text"));
+  folder.write("f/README", "text");
+  CHECK(contains(message_of<UserError>([&] { found_by(folder, "f"); }), "looks like no text"));
+  folder.write("f/a.txt", "text");
+  CHECK(found_by(folder, "f").names == Names{"f/README", "f/a.txt"});
+}

@@ -86,6 +86,85 @@ TEST_CASE("NUL, UTF-16 and what programs and archives begin with are told, and o
   }
 }
 
+TEST_CASE("text whose first lines are JSON objects is told, however it is cut into pieces, and prose is not") {
+  const auto is_told = [](const std::string& text, std::size_t piece) {
+    OddTextScan scan("f");
+    for (std::size_t at = 0; at < text.size(); at += piece) scan.take(std::string_view(text).substr(at, piece));
+    TextNotes notes;
+    scan.finish(notes);
+    CHECK(notes.lines("n").empty());  // where it was said to be text
+    const auto lines = notes.lines("n", "do this");
+    if (!lines.empty())
+      CHECK(lines == std::vector<std::string>{
+                         "notice: n: a file is read as text, but its first lines are JSON objects (f): do this"});
+    return !lines.empty();
+  };
+  const std::string record = "{\"text\": \"" + std::string(9000, 'x') + "\"}";
+  for (const std::size_t piece : {1, 7, 5000}) {
+    CHECK(is_told(record + "\n" + record + "\nanything", piece));
+    CHECK(is_told("\r\n \n" + record + "\r\n\n\t" + record + "\r\n", piece));
+    CHECK(is_told("{\"a\": 1}", piece));
+    CHECK(is_told("{\"a\": 1}\n\n", piece));
+    CHECK_FALSE(is_told("", piece));
+    CHECK_FALSE(is_told("\n\n", piece));
+    CHECK_FALSE(is_told("prose\n" + record, piece));
+    CHECK_FALSE(is_told(record + "\nprose", piece));
+    CHECK_FALSE(is_told("{\n  \"indented\": 1\n}\n", piece));
+    CHECK_FALSE(is_told("[1]\n[2]\n", piece));
+    CHECK_FALSE(is_told("{\"cut\": \"here", piece));
+    CHECK_FALSE(is_told("{braces} of prose\n", piece));
+  }
+  // Of a line that is longer than what is held of it.
+  const std::string book = "{\"text\": \"" + std::string(3u << 20, 'x') + "\"}\n";
+  CHECK(is_told(book + book, 1u << 20));
+  CHECK_FALSE(is_told("{" + std::string(3u << 20, 'x'), 1u << 20));
+}
+
+TEST_CASE("a scan that goes on from a place knows that the text began with JSON") {
+  const std::string text = "{\"a\": 1}\n{\"a\": 2}\n";
+  OddTextScan first("f");
+  first.take(text);
+  OddTextScan second("f", text.size());
+  second.restore(first.state(), "state");
+  second.take("prose\n");
+  TextNotes notes;
+  second.finish(notes);
+  CHECK(notes.lines("n", "do this").size() == 1);
+  OddTextScan other("f", 100);
+  other.take(text);
+  TextNotes none;
+  other.finish(none);
+  CHECK(none.empty());
+}
+
+TEST_CASE("JSONL under a name of text is told by every start, with what reads it, but where text is said to be meant") {
+  const TempFolder folder;
+  for (const char* name : {"d/a.bak", "d/b"}) folder.write(name, "{\"text\": \"one\"}\n{\"text\": \"two\"}\n");
+  folder.write("d/c.txt", "prose");
+  DataConfig config = config_for(folder);
+  config.train = {source_at(folder / "d")};
+  const auto told = [&config] {
+    std::vector<std::string> notices;
+    DataOptions o = options(4);
+    o.report = [&notices](const std::string& message) {
+      if (message.starts_with("notice: ")) notices.push_back(message);
+    };
+    open_training_data(config, ByteTokenizer(), o);
+    return notices;
+  };
+  const std::vector<std::string> expected = {
+      "notice: data.train.0: " + (folder / "d").string() +
+      ": 2 files are read as text, but their first lines are JSON objects (" + (folder / "d/a.bak").string() + "; " +
+      (folder / "d/b").string() + "): type: jsonl reads a document of each line, type: text says that text is meant"};
+  CHECK(told() == expected);
+  CHECK(told() == expected);
+  config.train[0].type = SourceKind::text;
+  CHECK(told().empty());
+  config.train[0].path = (folder / "d/b").string();
+  config.train[0].type = SourceKind::jsonl;
+  CHECK(told().empty());
+}
+
 TEST_CASE("notes are counted by kind, name the first places, and come back from JSON") {
   TextNotes notes;
   for (int i = 0; i < 5; ++i) notes.add_skipped(BadRecordError("not valid JSON", "a:" + std::to_string(i)));
@@ -93,6 +172,7 @@ TEST_CASE("notes are counted by kind, name the first places, and come back from 
   later.add_skipped(BadRecordError("no JSON object", "b:1"));
   later.add_skipped(BadRecordError("not valid JSON", "b:2"));
   later.add_odd("that holds NUL", "b at byte 3");
+  later.add_json_lines("c");
   notes.add(later);
   CHECK(notes.lines("n") ==
         std::vector<std::string>{"n: 7 bad records were skipped (on_bad_record: skip): 1 no JSON object (b:1), 6 not "

@@ -187,7 +187,7 @@ TEST_CASE("ids that a model does not have begin, end and pad no exported text") 
                           *device.stream);
   const auto tokens_by = [&](const std::string& generation_config) {
     folder.write("named/generation_config.json", generation_config);
-    return exported_tokens(model, folder / "named");
+    return exported_tokens(model.text(), folder / "named");
   };
   const SpecialTokens within = tokens_by(R"({"bos_token_id": 256, "eos_token_id": [3, 256], "pad_token_id": 0})");
   CHECK(within.begin == 256);

@@ -7,6 +7,7 @@
 
 #include "base/text.h"
 #include "config/phases.h"
+#include "plan/describe/trained_text.h"
 #include "plan/stage_work.h"
 #include "plan_helpers.h"
 #include "support/processor_time.h"
@@ -507,4 +508,33 @@ TEST_CASE("phases are told one by one, with what each is of the work and of the 
   const auto& sources = json.at("work").at("sources");
   CHECK(sources[0].at("epochs").get<double>() == doctest::Approx((48 + 96) / 320.0));
   CHECK(sources[1].at("epochs").get<double>() == doctest::Approx((48 + 864) / 1600.0));
+}
+
+TEST_CASE("what is trained, what joins and what is frozen are told by units, in the plan and in a line") {
+  Config config = planned_config();  // six blocks, and a head that is tied to the embedding
+  CHECK(trained_text(make_run_plan(config, 61, std::nullopt).phases.front().table).empty());
+  config.finetune.freeze = {"embedding.*", "blocks.?.*.bias", "blocks.0.*", "blocks.2.*"};
+  config.finetune.unfreeze = {{.step = 1000, .patterns = {"blocks.2.*"}}, {.step = 3000, .patterns = {"embedding.*"}}};
+  config.precision.compute = Precision::bf16;
+  const RunPlan plan = make_run_plan(config, 61, std::nullopt);
+  const ParamTable& table = plan.phases.front().table;
+  // By the sizes of the model: C = 24, F = 40, V = 61, and half as many key and value heads. A block has 3 C^2 + 2 C F
+  // weights of maps and 2 C of norms, and as biases 3 C + F + C of maps and 2 C of norms: 16 tensors.
+  const std::int64_t weights = 3 * 24 * 24 + 2 * 24 * 40 + 2 * 24;
+  const std::int64_t biases = 3 * 24 + 40 + 24 + 2 * 24;
+  const std::int64_t embedding = (61 + config.model.context) * 24;
+  const std::int64_t head = 2 * 24;  // its norm
+  const auto digits = [](std::int64_t count) { return grouped_digits(static_cast<std::uint64_t>(count)); };
+  const std::string text = fmt::format(
+      "34 of 100 tensors, {} of {} parameters; after 1,000 steps also blocks.2 ({} parameters); after 3,000 steps also "
+      "embedding ({} parameters); frozen: blocks.0, part of blocks.1, parts of blocks.3 to blocks.5 ({} parameters)",
+      digits(4 * weights + head), digits(6 * (weights + biases) + embedding + head), digits(weights + biases),
+      digits(embedding), digits(weights + biases + 4 * biases));
+  CHECK(trained_text(table) == text);
+  const std::string told = describe_plan(config, plan, {}).text;
+  CHECK(has_row(told, "trained 34 of 100 tensors, "));
+  std::string unbroken;
+  for (const char c : told)
+    if (c != '\n' && (c != ' ' || !unbroken.ends_with(' '))) unbroken += c;
+  CHECK_MESSAGE(contains(unbroken, "held and stored in bf16; what joins has its memory from the start"), told);
 }

@@ -1,0 +1,33 @@
+// Internal to lib/data: whether a text is JSONL under another name, told by its first lines.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+namespace scaletrain {
+
+// Looks at a text from its beginning on, piece by piece, at its first two lines that are not blank. Holds at most one
+// line of them, and of that a MiB: a longer one is judged by how it begins.
+class JsonLinesScan {
+ public:
+  void take(std::string_view piece);
+  // How many of the two are JSON objects, or of the only one; 0 as soon as one of them is none. is_whole: the text ends
+  // here, so a last line without its end is one as well.
+  int objects(bool is_whole) const;
+  // What comes now does not change that.
+  bool is_over() const { return is_over_; }
+
+ private:
+  void end_line();
+  void end_scan(int objects);
+
+  std::string line_;  // the current one, up to here
+  int objects_ = 0;
+  bool is_over_ = false;
+};
+
+// JsonLinesScan::objects() of a file, which may be compressed. Reads its first 4 MiB of text at most.
+int json_lines_at_beginning(const std::filesystem::path& file);
+
+}  // namespace scaletrain
