@@ -35,6 +35,18 @@ std::optional<std::int64_t> next_change(const TrainConfig& train, std::int64_t s
   return ceil_div(checked_mul(level + 1, train.batch_ramp->steps), increments);
 }
 
+// visit(steps, batch), for each stretch of steps with the same batch.
+template <class Visit>
+void visit_stretches(const TrainConfig& train, std::int64_t step, std::int64_t count, Visit visit) {
+  SCALETRAIN_CHECK_LE(0, count);
+  const std::int64_t end = checked_add(step, count);
+  while (step < end) {
+    const std::int64_t until = std::min(end, next_change(train, step).value_or(end));
+    visit(until - step, batch_of_step(train, step));
+    step = until;
+  }
+}
+
 }  // namespace
 
 std::int64_t batch_of_step(const TrainConfig& train, std::int64_t step) {
@@ -47,15 +59,19 @@ std::int64_t batch_of_step(const TrainConfig& train, std::int64_t step) {
 }
 
 std::int64_t samples_from(const TrainConfig& train, std::int64_t step, std::int64_t count) {
-  SCALETRAIN_CHECK_LE(0, count);
-  const std::int64_t end = checked_add(step, count);
   std::int64_t samples = 0;
-  while (step < end) {
-    const std::int64_t until = std::min(end, next_change(train, step).value_or(end));
-    samples = checked_add(samples, checked_mul(until - step, batch_of_step(train, step)));
-    step = until;
-  }
+  visit_stretches(train, step, count, [&](std::int64_t steps, std::int64_t batch) {
+    samples = checked_add(samples, checked_mul(steps, batch));
+  });
   return samples;
+}
+
+std::vector<BatchStretch> batch_stretches(const TrainConfig& train, std::int64_t step, std::int64_t count) {
+  std::vector<BatchStretch> stretches;
+  visit_stretches(train, step, count, [&](std::int64_t steps, std::int64_t batch) {
+    stretches.push_back({.steps = steps, .batch = batch});
+  });
+  return stretches;
 }
 
 std::int64_t steps_to_samples(const TrainConfig& train, std::int64_t step, std::int64_t samples) {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "config/config.h"
 
@@ -18,6 +19,12 @@ namespace scaletrain {
 std::int64_t batch_of_step(const TrainConfig& train, std::int64_t step);
 // Of `count` steps from there on.
 std::int64_t samples_from(const TrainConfig& train, std::int64_t step, std::int64_t count);
+// The same steps as stretches of ones with the same number of samples, in their order.
+struct BatchStretch {
+  std::int64_t steps = 0;
+  std::int64_t batch = 0;
+};
+std::vector<BatchStretch> batch_stretches(const TrainConfig& train, std::int64_t step, std::int64_t count);
 // The fewest steps from there on that have at least so many samples.
 std::int64_t steps_to_samples(const TrainConfig& train, std::int64_t step, std::int64_t samples);
 

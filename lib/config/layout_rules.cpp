@@ -8,6 +8,7 @@
 #include "base/numbers/checked.h"
 #include "base/text.h"
 #include "config/keys/keys.h"
+#include "config/phases.h"
 
 namespace scaletrain {
 
@@ -49,6 +50,7 @@ class LayoutRules {
       check_stages();
     }
     if (data_) check_batch(*data_);
+    if (data_) check_sequence(*data_);
     check_zero();
     return std::move(problems_);
   }
@@ -172,6 +174,23 @@ class LayoutRules {
     }
   }
 
+  // A step of any size, and an evaluation, has micro-batches of one shape; in phases of shorter samples with fewer
+  // tokens.
+  void check_sequence(std::int64_t data) {
+    if (!parallel_.sequence || parallel_.tensor == 1) return;
+    const std::vector<std::int64_t> shorter = shorter_contexts(config_);
+    const std::int64_t context = shorter.empty() ? config_.model.context : shorter.front();
+    const std::int64_t samples = samples_of_micro_batch(config_.train, data);
+    if (context < 1 || samples >= ceil_div(parallel_.tensor, context)) return;
+    const bool is_cut = samples < ceil_div(config_.train.global_batch, data);
+    refuse({"parallel.sequence", "parallel.tensor", "train.micro_batch", "train.global_batch", "model.context",
+            "phases", "model.preset", "parallel.data"},
+           fmt::format("parallel.sequence: {} tensor ranks (parallel.tensor) share the {} of a micro-batch ({} of {}), "
+                       "and some would never have one; leave parallel.sequence out, lower parallel.tensor, or raise {}",
+                       parallel_.tensor, counted(samples * context, "token"), counted(samples, "sample"),
+                       counted(context, "token"), is_cut ? "train.micro_batch" : "train.global_batch"));
+  }
+
   const Config& config_;
   const ParallelConfig& parallel_;
   std::optional<std::int64_t> data_;
@@ -194,6 +213,10 @@ std::vector<LayoutProblem> layout_problems(const Config& config, std::optional<s
 
 std::int64_t micro_batches_of_replica(const TrainConfig& train, std::int64_t replicas) {
   return ceil_div(ceil_div(train.global_batch, replicas), train.micro_batch);
+}
+
+std::int64_t samples_of_micro_batch(const TrainConfig& train, std::int64_t replicas) {
+  return ceil_div(ceil_div(train.global_batch, replicas), micro_batches_of_replica(train, replicas));
 }
 
 }  // namespace scaletrain

@@ -34,5 +34,7 @@ std::vector<LayoutProblem> layout_problems(const Config& config, std::optional<s
 
 // Micro-batches that the replica with the largest share of a batch runs per step; all run as many.
 std::int64_t micro_batches_of_replica(const TrainConfig& train, std::int64_t replicas);
+// And the samples that each has room for: as even as may be, at most train.micro_batch.
+std::int64_t samples_of_micro_batch(const TrainConfig& train, std::int64_t replicas);
 
 }  // namespace scaletrain

@@ -104,11 +104,23 @@ std::vector<OptimizerProblem> optimizer_problems(const OptimizerConfig& optimize
   return problems;
 }
 
+bool keeps_momentum(const OptimizerConfig& optimizer) {
+  const bool may_have_none = optimizer.type == OptimizerKind::sgd || optimizer.type == OptimizerKind::lars;
+  return !may_have_none || optimizer.momentum > 0;
+}
+
 bool may_offload(const Config& config) {
   OptimizerConfig offloaded = config.train.optimizer;
   if (offloaded.offload != OffloadKind::none) return false;
   offloaded.offload = OffloadKind::host;
   return optimizer_problems(offloaded).empty();
+}
+
+bool may_hold_moments_in_8_bits(const Config& config) {
+  OptimizerConfig in_8_bits = config.train.optimizer;
+  if (in_8_bits.state != OptimizerStateType::fp32) return false;
+  in_8_bits.state = OptimizerStateType::int8;
+  return optimizer_problems(in_8_bits).empty();
 }
 
 }  // namespace scaletrain

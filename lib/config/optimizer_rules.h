@@ -26,7 +26,12 @@ struct OptimizerProblem {
   std::string reason;
 };
 std::vector<OptimizerProblem> optimizer_problems(const OptimizerConfig& optimizer);
+// Whether it remembers the direction of the last step. A resume may not change that: its checkpoint has the tensors of
+// the one or the other.
+bool keeps_momentum(const OptimizerConfig& optimizer);
 // Whether offload: host could be asked for, and is not yet.
 bool may_offload(const Config& config);
+// Whether state: int8 could be asked for, and is not yet.
+bool may_hold_moments_in_8_bits(const Config& config);
 
 }  // namespace scaletrain

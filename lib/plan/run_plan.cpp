@@ -35,8 +35,7 @@ struct BatchCut {
   std::int64_t samples = 0;  // room in each
 };
 BatchCut cut_batch(const TrainConfig& train, std::int64_t replicas) {
-  const std::int64_t count = micro_batches_of_replica(train, replicas);
-  return {.count = count, .samples = ceil_div(ceil_div(train.global_batch, replicas), count)};
+  return {.count = micro_batches_of_replica(train, replicas), .samples = samples_of_micro_batch(train, replicas)};
 }
 
 // What the user should know of a batch that does not divide; empty if it does.
@@ -345,8 +344,7 @@ void check_blocks(const ParamTable& table, std::int64_t tensor) {
   if (std::none_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.state_block > 0; }))
     throw UserError(
         "train.optimizer.state: int8 has no effect: no matrix that is trained has rows that divide into blocks of 16 "
-        "to "
-        "256 elements on every layout; remove the key");
+        "to 256 elements on every layout; remove the key");
   const Parameter* const cut = table.cut_by(tensor);
   if (cut == nullptr) return;
   throw UserError(fmt::format(

@@ -16,7 +16,6 @@
 #include "config/batch_ramp.h"
 #include "config/keys/keys.h"
 #include "config/phases.h"
-#include "optim/adaptive_batch.h"
 #include "optim/gradient_noise.h"
 #include "optim/loss_scale.h"
 #include "optim/nonfinite_policy.h"
@@ -29,6 +28,7 @@
 #include "train/rollback.h"
 #include "train/run_length.h"
 #include "train/saving/checkpointer.h"
+#include "train/step_batch.h"
 #include "train/training_source.h"
 
 namespace scaletrain {
@@ -59,7 +59,9 @@ struct Trainer::Impl {
   // The step itself, in halves where it measures the gradient's noise.
   StepRunner::Result make_step(const StepSettings& settings);
   void finish_step(const StepRunner::Result& result, double seconds);
-  void adapt_batch();
+  void tell(const std::string& line) const {
+    if (!line.empty()) parts.log.info(line);
+  }
   double flops_per_token() const;  // of the step's samples
   void record_skip(const StepOutcome& outcome);
   std::vector<std::uint64_t> batch_samples() const;
@@ -149,6 +151,7 @@ TrainOutcome Trainer::Impl::run() {
 }
 
 void Trainer::Impl::prepare_step() {
+  if (config.train.adapts_batch) tell(fit_to_data(parts.data, config.train, state));
   const std::int64_t next =
       config.train.phases.empty() ? 0 : static_cast<std::int64_t>(place_in_phases(config.train, state.step).index);
   if (config.train.phases.empty() || phase == next) {
@@ -312,18 +315,7 @@ void Trainer::Impl::finish_step(const StepRunner::Result& result, double seconds
   } catch (const DivergedError& error) {
     diverge(error);
   }
-  if (config.train.adapts_batch) adapt_batch();
-}
-
-void Trainer::Impl::adapt_batch() {
-  const std::optional<double> scale = noise_scale(state.gradient_noise.value());
-  const std::int64_t batch = adapted_batch(*config.train.batch_auto, state.step, state.batch.value(), scale);
-  if (batch == state.batch) return;
-  parts.log.info(
-      fmt::format("step {}: the gradient noise scale is {:.4g} samples, the batch {} from {} to {} "
-                  "(train.global_batch: auto)",
-                  state.step, *scale, batch > *state.batch ? "grows" : "falls", *state.batch, batch));
-  state.batch = batch;
+  if (config.train.adapts_batch) tell(follow_noise(config.train, state));
 }
 
 double Trainer::Impl::flops_per_token() const {

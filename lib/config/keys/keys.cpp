@@ -141,8 +141,8 @@ void add_train(KeyTable<Config>& table) {
   table.push_back(
       top({"train.optimizer.momentum", "",
            "Part of the last step's direction that is kept (SGD, LARS; Muon, 0.95 unless given); 0: none, and with SGD "
-           "and LARS no memory for it.",
-           never},
+           "and LARS no memory for it, so that a resume changes it neither to 0 nor from it.",
+           with_notice},
           NumberCodec{0.0, 1.0, Bounds::open_above}, FIELD(train.optimizer.momentum)));
   table.push_back(
       top({"train.optimizer.nesterov", "", "Nesterov's momentum (SGD; Muon, true unless given).", with_notice},

@@ -10,6 +10,7 @@
 #include "config/keys/key_table.h"
 #include "config/keys/suggest.h"
 #include "config/keys/unsupported.h"
+#include "config/optimizer_rules.h"
 #include "config/yaml/yaml_text.h"
 
 namespace scaletrain {
@@ -227,7 +228,11 @@ std::vector<KeyDifference> compare_configs(const Config& before, const Config& a
   for (const Key<Config>& key : config_table()) {
     std::string old_text = key.write(before);
     std::string new_text = key.write(after);
-    if (old_text != new_text) out.push_back({key.info.path, std::move(old_text), std::move(new_text), key.info.resume});
+    if (old_text == new_text) continue;
+    const bool is_memory = key.info.path == "train.optimizer.momentum" &&
+                           keeps_momentum(before.train.optimizer) != keeps_momentum(after.train.optimizer);
+    out.push_back(
+        {key.info.path, std::move(old_text), std::move(new_text), is_memory ? ResumeRule::never : key.info.resume});
   }
   return out;
 }

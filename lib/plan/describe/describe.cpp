@@ -397,9 +397,9 @@ std::string head_text(const PlanFacts& facts) {
   if (const std::string trained = trained_value(facts); !trained.empty()) line("trained", trained);
   line("compute", fmt::format("{:.4g} FLOP per token, {}", model_flops_per_token(model, phase.table),
                               to_text(facts.config.compute_precision())));
-  const bool has_phases = !facts.work_of_run.phases.empty();
+  const bool is_largest = !facts.work_of_run.phases.empty() || facts.config.train.batch_ramp;
   line("steps",
-       fmt::format("{} of {}{} ({} each)", steps_text(facts), has_phases ? "at most " : "",
+       fmt::format("{} of {}{} ({} each)", steps_text(facts), is_largest ? "at most " : "",
                    grouped_count(static_cast<std::uint64_t>(phase.global_batch), "sample"),
                    grouped_count(static_cast<std::uint64_t>(checked_mul(phase.global_batch, model.context)), "token")));
   if (const auto& ramp = facts.config.train.batch_ramp)

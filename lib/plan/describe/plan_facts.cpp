@@ -544,6 +544,7 @@ PlanFacts gather_facts(const Config& config, const RunPlan& plan, const Describe
                            .ranks_per_host = hosts.ranks_per_host,
                            .all_on_one_host = hosts.basis == HostPlacement::Basis::one_host,
                            .is_world_given = options.is_world_given,
+                           .goes_on = options.so_far && options.so_far->step > 0,
                            .backend_workspace = options.backend_workspace,
                            .of_manifest = of_manifest},
                           *options.budget);

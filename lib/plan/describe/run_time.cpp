@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/numbers/checked.h"
+#include "config/batch_ramp.h"
 #include "optim/gradient_noise.h"
 #include "optim/optimizer.h"
 #include "store/group_call.h"
@@ -19,6 +20,21 @@ void add_update(RunTime& time, const PlanFacts& facts) {
   }
   const double link = facts.options.budget->host_link;
   if (link > 0) time.update_seconds = static_cast<double>(time.update.each_way + time.update.piece) / link;
+}
+
+// What the stages compute in the run, by the operations of a step that has the largest batch. Steps of a ramp make
+// fewer micro-batches, each as long whether its places are filled or not, and a pipeline is filled and emptied in each.
+double flops_of_run(const PlanFacts& facts, double bubble) {
+  const RunWork& work = facts.work_of_run;
+  const TrainConfig& train = facts.config.train;
+  if (!train.batch_ramp) return work.flops;
+  const PhasePlan& phase = facts.phase;
+  const auto whole = static_cast<double>(phase.num_micro_batches);
+  const double idle = whole * bubble / (1.0 - bubble);
+  double turns = 0;
+  for (const BatchStretch& stretch : batch_stretches(train, 0, static_cast<std::int64_t>(work.steps)))
+    turns += static_cast<double>(stretch.steps) * (static_cast<double>(phase.micro_batches_of(stretch.batch)) + idle);
+  return work.flops / work.samples * static_cast<double>(phase.global_batch) * turns / (whole + idle);
 }
 
 double product_seconds(const PlanFacts& facts, double rate_of_rank) {
@@ -68,8 +84,9 @@ std::optional<RunTime> run_time(const PlanFacts& facts) {
   if (const auto& noise = facts.phase.gradient_noise)
     time.halves = added_by_halves(facts.phase, time.bubble) / static_cast<double>(noise->every);
   time.product_seconds = product_seconds(facts, rate / static_cast<double>(world));
-  time.seconds = facts.work_of_run.flops * (1 + time.recomputed) * (1 + time.halves) / (rate * (1 - time.bubble)) +
-                 facts.work_of_run.steps * (time.update_seconds + time.product_seconds);
+  time.seconds =
+      flops_of_run(facts, time.bubble) * (1 + time.recomputed) * (1 + time.halves) / (rate * (1 - time.bubble)) +
+      facts.work_of_run.steps * (time.update_seconds + time.product_seconds);
   time.step_seconds = time.seconds / facts.work_of_run.steps;
   time.tokens_per_second = facts.work_of_run.tokens / time.seconds;
   return time;

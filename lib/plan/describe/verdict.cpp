@@ -100,6 +100,9 @@ std::vector<Family> families_of(const VerdictQuestion& question, const MemoryBud
                          .value = "host",
                          .apply = [](Config& c) { c.train.optimizer.offload = OffloadKind::host; },
                          .moves_to_host = true}});
+  if (!question.goes_on && may_hold_moments_in_8_bits(config))
+    families.push_back(
+        {{"train.optimizer.state", "int8", [](Config& c) { c.train.optimizer.state = OptimizerStateType::int8; }}});
   families.push_back(half_precision(config));
   // More ranks on one machine share the memory that there is.
   if (!(kind == MemoryBudget::Kind::host && question.all_on_one_host) && !budget.is_shared) {
@@ -133,6 +136,7 @@ class Replanner {
     std::uint64_t beside = 0;  // of the host, by a rank of a device
   };
   std::optional<Needs> needs_with(const Config& config) const {
+    if (!optimizer_problems(config.train.optimizer).empty()) return std::nullopt;
     try {
       // Degrees that are raised take replicas where their number is left to a world that stands, else more ranks.
       const bool is_fixed = !config.parallel.data && question_.is_world_given;

@@ -68,6 +68,7 @@ struct VerdictQuestion {
   std::int64_t ranks_per_host = 1;
   bool all_on_one_host = false;
   bool is_world_given = false;  // as in DescribeOptions
+  bool goes_on = false;         // from a checkpoint: what a resume may not change is not offered
   std::size_t backend_workspace = 0;
   std::uint64_t of_manifest = 0;  // of the plan at hand, and about that of others: to count their pieces takes long
 };

@@ -78,7 +78,10 @@ std::string data_shortage(const TrainingData& data, const Config& config, const 
   const std::int64_t wanted = *config.train.tokens - consumed;
   if (wanted <= 0) return {};
   const std::int64_t next = state.history.next_sample();
-  const std::int64_t whole = samples_of_whole_steps(train_from(config, state), state.step, left);
+  TrainConfig train = config.train;
+  // Which falls where the samples that are left do not fill it.
+  if (train.adapts_batch) train.global_batch = train.batch_auto->min;
+  const std::int64_t whole = samples_of_whole_steps(train, state.step, left);
   const auto count = [&](std::int64_t samples) { return data.tokens_between(next, next + whole, samples); };
   if (sum_of(count(0)).least >= wanted) return {};
   const std::vector<TokenBounds> sources = count(looked_up);
@@ -88,9 +91,18 @@ std::string data_shortage(const TrainingData& data, const Config& config, const 
       "data.train: {} of train.tokens {} are still to be trained on and the epoch caps leave {} in whole steps{}, "
       "without padding ({}); raise data.train[].epochs or reduce train.tokens to at most {}{}",
       digits(wanted), digits(*config.train.tokens), digits(most),
-      config.train.batch_ramp ? "" : fmt::format(" of {} samples", batch_of(state)), sources_text(sources),
-      digits(consumed + most),
-      config.train.adapts_batch ? ", or lower train.batch_auto.max, so that steps of fewer samples come to them" : "");
+      train.batch_ramp ? "" : fmt::format(" of {} samples", train.adapts_batch ? train.global_batch : batch_of(state)),
+      sources_text(sources), digits(consumed + most),
+      train.adapts_batch ? ", or lower train.batch_auto.min, so that steps of fewer samples come to them" : "");
+}
+
+std::int64_t filled_batch(const TrainingData& data, const TrainConfig& train, const RunState& state) {
+  std::int64_t batch = state.batch.value();
+  const std::optional<std::int64_t> all = data.mixture().num_samples();
+  if (!all) return batch;
+  const std::int64_t left = samples_left(*all, state);
+  while (batch > left && batch > train.batch_auto->min) batch /= 2;
+  return batch;
 }
 
 bool has_next_batch(const TrainingData& data, const RunState& state) {

@@ -20,6 +20,11 @@ inline constexpr std::int64_t most_looked_up = std::int64_t{1} << 24;
 std::string data_shortage(const TrainingData& data, const Config& config, const RunState& state,
                           std::int64_t looked_up = most_looked_up);
 
+// Of a run whose batch is auto: that of the step which follows `state`. It is the state's, or where the epoch caps
+// leave fewer samples the largest size that these fill; `min` where they fill none. Sizes are `min` doubled, so that a
+// run comes to every sample to which steps of `min` would come, however its batch grows before.
+std::int64_t filled_batch(const TrainingData& data, const TrainConfig& train, const RunState& state);
+
 // Whether the step that follows `state` has all its samples.
 bool has_next_batch(const TrainingData& data, const RunState& state);
 

@@ -60,7 +60,9 @@ void tell_learning_rate(const Checkpoint& checkpoint, const Config& now, const R
   constexpr double unnoticed = 0.01;
   const Config before = config_of(checkpoint);
   RunState as_before = state;
-  as_before.warmup = read_state(checkpoint.manifest(), checkpoint.path().string()).warmup;
+  const RunState saved = read_state(checkpoint.manifest(), checkpoint.path().string());
+  as_before.batch = saved.batch;  // which the bounds of this config may have changed
+  as_before.warmup = saved.warmup;
   as_before.warmup = warmup_steps(before, as_before);
   const double was = next_learning_rate(before, as_before);
   const double is = next_learning_rate(now, state);

@@ -406,6 +406,36 @@ TEST_CASE("a_model_that_grows_begins_at_the_loss_of_that_which_it_grew_from_and_
   CHECK(trajectory_of(workspace() / "grown-stack").last_step() == 3);
 }
 
+// Gemma 2: the norms behind the branches of a copy are zero, and every second layer has a window.
+TEST_CASE("a_gemma_that_grows_has_the_same_losses_on_another_layout") {
+  const auto losses = [](const std::string& name, const std::vector<std::string>& settings) {
+    const Ended end = workspace().run(workspace().training(name, settings));
+    REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+    std::map<long, std::string> found;
+    for (const auto& [step, line] : trajectory_of(workspace() / name).steps)
+      found[step] = line.substr(0, line.find(' '));
+    return found;
+  };
+  losses("gemma-small",
+         {"model.preset=gemma2-2b", "model.kv_heads=2", "model.head_dim=8", "model.ffn_hidden=48", "model.vocab=auto",
+          "model.query_pre_attn_scalar=8", "model.window.tokens=16", "train.steps=4", "train.lr_schedule.warmup=1"});
+  const std::string folder = (workspace() / "gemma-folder").string();
+  REQUIRE(workspace()
+              .run({"checkpoint", "export", checkpoint(workspace() / "gemma-small", 4).string(), "--to", "huggingface",
+                    "--output", folder})
+              .exit_code == 0);
+  std::vector<std::string> settings = {"model.init.from=" + folder, "train.steps=2", "train.lr_schedule.warmup=1"};
+  const auto of_folder = losses("gemma-not-grown", settings);
+  settings.insert(settings.end(), {"model.layers=4", "model.grow.order=stack"});
+  const auto grown = losses("gemma-grown", settings);
+  CHECK(grown.at(1) == of_folder.at(1));
+  CHECK(grown.at(2) != of_folder.at(2));
+  settings.insert(settings.end(), {"parallel.tensor=2", "parallel.pipeline=2"});
+  const auto divided = losses("gemma-grown-ranks", settings);
+  for (const int step : {1, 2})
+    CHECK(std::stod(divided.at(step)) == doctest::Approx(std::stod(grown.at(step))).epsilon(1e-6));
+}
+
 TEST_CASE("a_folder_alone_says_what_the_model_is_also_to_check_and_a_run_that_has_begun_no_longer_needs_it") {
   const std::filesystem::path folder = workspace() / "shape-alone";
   REQUIRE(workspace()

@@ -206,6 +206,15 @@ TEST_CASE("a_tokenizer_that_cannot_be_used_is_refused_by_check_and_run_with_its_
     check_refused(
         workspace().run({command, "config.yaml", "--set", "run.directory=broken-run", "--set", setting(broken)}), 3,
         {broken.string() + ": model: the model \"Unigram\" is not supported"});
+  // Of a folder that holds the other kind too the other type is offered.
+  workspace().write("both/tokenizer.json", R"({"model": {"type": "Unigram"}})");
+  workspace().write("both/tokenizer.model", "looked at by its name alone");
+  for (const char* command : {"check", "run"})
+    check_refused(workspace().run({command, "config.yaml", "--set", "run.directory=broken-run", "--set",
+                                   setting(workspace() / "both")}),
+                  3,
+                  {"the model \"Unigram\" is not supported",
+                   "; its tokenizer.model is read with data.tokenizer.type: sentencepiece"});
   check_refused(workspace().run({"check", "config.yaml", "--set", "data.tokenizer.type=bpe"}), 2,
                 {"data.tokenizer.path: tokenizer bpe needs it"});
   check_refused(workspace().run({"check", "config.yaml", "--set", "data.tokenizer.type=sentencepiece"}), 2,

@@ -49,3 +49,17 @@ TEST_CASE("sums of samples and the steps that reach them are those of the steps 
     }
   }
 }
+
+TEST_CASE("stretches of a ramp have its steps in their order, those of one batch together") {
+  const auto stretches = [](const TrainConfig& train, std::int64_t step, std::int64_t count) {
+    std::vector<std::vector<std::int64_t>> found;
+    for (const BatchStretch& stretch : batch_stretches(train, step, count))
+      found.push_back({stretch.steps, stretch.batch});
+    return found;
+  };
+  using Expected = std::vector<std::vector<std::int64_t>>;
+  CHECK(stretches(ramp(1, 3, 5, 7), 0, 9) == Expected{{3, 1}, {2, 4}, {4, 7}});
+  CHECK(stretches(ramp(1, 3, 5, 7), 2, 2) == Expected{{1, 1}, {1, 4}});
+  CHECK(stretches(ramp(1, 3, 5, 7), 0, 0).empty());
+  CHECK(stretches(ramp(1, 3, 5, 7), 8, 2) == Expected{{2, 7}});
+}

@@ -19,6 +19,34 @@ TEST_CASE("batches need not divide, but every replica has a sample") {
         "some would never have one; use at most 32, or raise train.global_batch");
 }
 
+TEST_CASE("every tensor rank has a row of the shortest micro-batch, where they share its rows") {
+  const auto with = [](std::vector<std::string> settings) {
+    settings.insert(settings.end(), {"parallel.tensor=4", "parallel.sequence=true"});
+    return override_errors(settings);
+  };
+  CHECK(with({"model.context=1", "train.micro_batch=4"}) == "accepted");
+  CHECK(with({"model.context=4", "train.micro_batch=1"}) == "accepted");
+  CHECK(with({"model.context=3", "train.micro_batch=1"}) ==
+        "--set parallel.sequence=true: parallel.sequence: 4 tensor ranks (parallel.tensor) share the 3 tokens of a "
+        "micro-batch (1 sample of 3 tokens), and some would never have one; leave parallel.sequence out, lower "
+        "parallel.tensor, or raise train.micro_batch");
+  CHECK(override_errors({"model.context=3", "train.micro_batch=1", "parallel.tensor=4"}) == "accepted");
+  CHECK(override_errors({"model.context=1", "train.micro_batch=1", "parallel.sequence=true"}) == "accepted");
+  // A replica's share of the batch is what a micro-batch has at most: here 3 of 9, or 4 of 5 in two of 3 each.
+  CHECK(contains(with({"model.context=1", "train.micro_batch=8", "train.global_batch=9", "parallel.data=3"}),
+                 "share the 3 tokens of a micro-batch (3 samples of 1 token), and some would never have one; leave "
+                 "parallel.sequence out, lower parallel.tensor, or raise train.global_batch"));
+  CHECK(
+      contains(with({"model.context=1", "train.micro_batch=4", "train.global_batch=5"}), "or raise train.micro_batch"));
+  // A batch that grows has micro-batches of the same shape in all steps, and evaluations have them too.
+  CHECK(with({"model.context=2", "train.micro_batch=2", "train.batch_ramp={from: 1, by: 1, steps: 50}"}) == "accepted");
+  // The samples of a phase may be shorter.
+  CHECK(contains(errors_of("data: {train: [{path: corpus.txt}]}\nmodel: {context: 8}\n"
+                           "phases: [{steps: 3}, {steps: 4, context: 2}]\n",
+                           {"parallel.tensor=4", "parallel.sequence=true", "train.micro_batch=1"}),
+                 "share the 2 tokens of a micro-batch (1 sample of 2 tokens)"));
+}
+
 TEST_CASE("options of a pipeline that contradict each other are refused") {
   CHECK(override_errors({"parallel.chunks=2"}) ==
         "--set parallel.chunks=2: parallel.chunks: 2 chunks per stage, but parallel.schedule is 1f1b, which has one; "

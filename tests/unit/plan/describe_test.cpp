@@ -508,6 +508,53 @@ TEST_CASE("phases are told one by one, with what each is of the work and of the 
   const auto& sources = json.at("work").at("sources");
   CHECK(sources[0].at("epochs").get<double>() == doctest::Approx((48 + 96) / 320.0));
   CHECK(sources[1].at("epochs").get<double>() == doctest::Approx((48 + 864) / 1600.0));
+  // Muon's products are of every step, however many tokens it has.
+  config.train.optimizer.type = OptimizerKind::muon;
+  const auto muon = nlohmann::json::parse(describe_plan(config, make_run_plan(config, 61, std::nullopt), options).json);
+  const double products = muon.at("time").at("update_product_seconds");
+  CHECK(products > 0.0);
+  const auto added = [&](std::size_t phase) {
+    return muon.at("phases")[phase].at("seconds").get<double>() - phases[phase].at("seconds").get<double>();
+  };
+  CHECK(added(0) == doctest::Approx(3 * products));
+  CHECK(added(1) == doctest::Approx(5 * products));
+  CHECK(muon.at("time").at("seconds").get<double>() == doctest::Approx(seconds + 8 * products));
+}
+
+// Steps of 2, 2, 7, 7, 12 and 12 samples: of 4 at a time in 1, 1, 2, 2, 3 and 3 micro-batches, 12 where full steps make
+// 18.
+TEST_CASE("steps of a ramp are priced by the micro-batches that they make, and each fills and empties a pipeline") {
+  Config config = planned_config();
+  config.train.global_batch = 12;
+  config.train.micro_batch = 4;
+  config.train.steps.reset();
+  config.train.tokens = 42 * config.model.context;
+  const auto told = [&](MemoryBudget::Kind kind) {
+    DescribeOptions options;
+    options.budget = MemoryBudget{.kind = kind, .name = "it", .memory = 1u << 30, .peak_flops = 1e9};
+    return describe_plan(config, make_run_plan(config, 61, std::nullopt), options);
+  };
+  const auto time_of = [&](MemoryBudget::Kind kind) { return nlohmann::json::parse(told(kind).json).at("time"); };
+  config.train.batch_ramp = BatchRampConfig{.from = 2, .by = 5, .steps = 4};
+  const PlanDescription ramp = told(MemoryBudget::Kind::host);
+  CHECK(has_row(ramp.text, "steps 6 of at most 12 samples"));
+  const auto json = nlohmann::json::parse(ramp.json);
+  CHECK(json.at("work").at("samples") == 42.0);
+  const double seconds = json.at("time").at("seconds");
+  CHECK(json.at("time").at("tokens_per_second").get<double>() ==
+        doctest::Approx(42.0 * static_cast<double>(config.model.context) / seconds));
+  config.parallel.pipeline = 2;
+  const double staged = time_of(MemoryBudget::Kind::device).at("seconds");
+  // The same steps, all of them full.
+  config.train.batch_ramp.reset();
+  config.train.tokens = 72 * config.model.context;
+  const auto full = time_of(MemoryBudget::Kind::device);
+  const double bubble = full.at("bubble");
+  CHECK(bubble > 0.0);
+  const double idle = 3 * bubble / (1 - bubble);  // of a step, in micro-batches
+  CHECK(staged == doctest::Approx(full.at("seconds").get<double>() * (12 + 6 * idle) / (18 + 6 * idle)));
+  config.parallel.pipeline = 1;
+  CHECK(seconds == doctest::Approx(time_of(MemoryBudget::Kind::host).at("seconds").get<double>() * 12 / 18));
 }
 
 TEST_CASE("what is trained, what joins and what is frozen are told by units, in the plan and in a line") {

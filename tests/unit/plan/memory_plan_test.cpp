@@ -143,6 +143,20 @@ TEST_CASE("a tensor degree that would cut blocks of moments in 8 bits is refused
   CHECK_NOTHROW(make_run_plan(config, 61, std::nullopt));
 }
 
+// Rows of 24 and of 40 elements.
+TEST_CASE("moments in 8 bits are refused where no matrix has blocks to keep them in") {
+  Config config = planned_config();
+  config.train.optimizer.state = OptimizerStateType::int8;
+  CHECK(
+      contains(message_of<UserError>([&] { make_run_plan(config, 61, std::nullopt); }),
+               "train.optimizer.state: int8 has no effect: no matrix that is trained has rows that divide into blocks "
+               "of 16 to 256 elements on every layout; remove the key"));
+  config.model.ffn_hidden = 48;
+  CHECK(contains(message_of<UserError>([&] { make_run_plan(config, 61, std::nullopt); }), "int8 has no effect"));
+  config.model.ffn_hidden = 128;  // an eighth of it, of what tensor ranks divide
+  CHECK_NOTHROW(make_run_plan(config, 61, std::nullopt));
+}
+
 TEST_CASE("with offload the host and the device have what the plan says each has, to the byte") {
   for (const Precision precision : {Precision::fp32, Precision::bf16}) {
     for (const std::int64_t zero : {0, 1, 3}) {

@@ -149,6 +149,24 @@ TEST_CASE("offload is not offered to an optimizer that cannot have it") {
   CHECK_FALSE(offers(OptimizerKind::muon));
 }
 
+TEST_CASE("moments in 8 bits are offered to the optimizer that may have them, and to a run that begins") {
+  Config config = gpt2();
+  Config in_8_bits = config;
+  in_8_bits.train.optimizer.state = OptimizerStateType::int8;
+  const std::uint64_t memory = device_bytes(in_8_bits);
+  // Of matrices 8 bytes become 2 and the scales.
+  CHECK(device_bytes(config) - memory > 5ull * 124'000'000);
+  const auto offered = [&](std::int64_t step) {
+    DescribeOptions options{.budget = device_of(memory), .so_far = RunSoFar{.step = step, .last_step = 10}};
+    const auto description = describe_plan(config, make_run_plan(config, 50257, std::nullopt), options);
+    return bytes_with(json::parse(description.json).at("verdict").at("fits_with"), "train.optimizer.state: int8");
+  };
+  CHECK(offered(0) == memory);
+  CHECK_FALSE(offered(4));
+  config.train.optimizer.type = OptimizerKind::lamb;
+  CHECK_FALSE(offered(0));
+}
+
 TEST_CASE("what makes ZeRO divide less is offered to be taken back") {
   Config config = gpt2();
   config.parallel.data = 8;

@@ -52,6 +52,35 @@ TEST_CASE("a resume may change an optimizer's numbers, but not what it remembers
   CHECK(contains(message_of<UserError>([&] { run.prepare(run.config({sections[2]})); }), "train.optimizer.type"));
   CHECK(contains(message_of<UserError>([&] { run.prepare(run.config({"train.optimizer={type: sgd}"})); }),
                  "train.optimizer.momentum"));
+  run.prepare(run.config({"train.optimizer={type: sgd, learning_rate: 1e-2, momentum: 0.5}"}));
+  CHECK(run.noticed("this resume changes train.optimizer.momentum: 0.9 in the checkpoint, 0.5 now"));
   run.prepare(run.config({sections[1]}));
   CHECK(run.noticed("this resume changes train.optimizer.nesterov: "));
+}
+
+TEST_CASE("a resume may change a momentum, and neither begin nor end one") {
+  const auto sgd = [](const std::string& momentum) {
+    return "train.optimizer={type: sgd, learning_rate: 1e-2, momentum: " + momentum + "}";
+  };
+  // By the other momentum from the step behind the checkpoint on: as a run of it goes on from the same state.
+  TinyRun changed;
+  CHECK(changed.run({sgd("0.9")}, 6) == ExitCode::interrupted);
+  TinyRun kept;
+  CHECK(kept.run({sgd("0.9")}) == ExitCode::finished);
+  CHECK(changed.run({sgd("0.5")}) == ExitCode::finished);
+  const auto steps = [](const TinyRun& run) { return run.metrics().steps; };
+  for (std::size_t i = 0; i < 7; ++i) CHECK(steps(changed).at(i).loss == steps(kept).at(i).loss);
+  CHECK(steps(changed).at(7).loss != steps(kept).at(7).loss);
+  const auto refusal = [](TinyRun& run, const std::string& section) {
+    return message_of<UserError>([&] { run.prepare(run.config({section})); });
+  };
+  CHECK(contains(refusal(changed, sgd("0")), "train.optimizer.momentum"));
+  TinyRun none;
+  CHECK(none.run({sgd("0")}, 3) == ExitCode::interrupted);
+  CHECK(contains(refusal(none, sgd("0.9")), "train.optimizer.momentum"));
+  // Muon remembers by any of them.
+  TinyRun muon;
+  CHECK(muon.run({"train.optimizer={type: muon, learning_rate: 1e-2}"}, 3) == ExitCode::interrupted);
+  CHECK(muon.run({"train.optimizer={type: muon, learning_rate: 1e-2, momentum: 0}"}, 2) == ExitCode::interrupted);
+  CHECK(muon.noticed("this resume changes train.optimizer.momentum: 0.95 in the checkpoint, 0 now"));
 }

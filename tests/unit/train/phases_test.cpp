@@ -175,6 +175,26 @@ TEST_CASE("training_goes_back_behind_the_beginning_of_a_phase") {
   CHECK(history_of(phases.manifest(40)).tokens_consumed() == history_of(plain.manifest(40)).tokens_consumed());
 }
 
+// The checkpoint of the last step of a phase, which training went back to: it is replaced by one whose history is that
+// of the next phase already, without the samples that are skipped.
+TEST_CASE("a_checkpoint_that_was_saved_again_where_a_phase_begins_is_gone_on_with_to_the_bit") {
+  const std::vector<std::string> settings = {policy("rollback"),
+                                             "phases=[{steps: 15}, {steps: 25, weights: {'0': 2}}]"};
+  NoisyRun whole;
+  CHECK(whole.run(settings) == ExitCode::finished);
+  REQUIRE(whole.metrics().restarts.size() == 1);
+  CHECK(whole.metrics().restarts[0].step == 15);
+  NoisyRun parts;
+  CHECK(parts.run(settings, 25) == ExitCode::interrupted);  // before the step that follows the jump of step 25
+  REQUIRE(parts.checkpoint_steps().front() == 15);
+  CHECK(history_of(parts.manifest(15)).segments().size() == 2);
+  CHECK(parts.run(settings) == ExitCode::finished);
+  check_same_run(parts, whole, 40);
+  CHECK(parts.metrics().phases.size() == 2);
+  CHECK(parts.metrics().phases[1].step == 16);
+  CHECK_FALSE(contains(text_of_log(parts), "data.train has changed"));
+}
+
 TEST_CASE("an_early_stop_and_a_longer_last_phase_need_nothing_more") {
   TinyRun whole;
   CHECK(whole.run({"phases=[{steps: 4, context: 8}, {steps: 8}]", "train.lr_schedule={type: constant}"}) ==

@@ -211,6 +211,83 @@ TEST_CASE("a_batch_that_is_auto_resumes_to_the_bit_and_its_learning_rate_may_fol
     CHECK(step.learning_rate == doctest::Approx(least * static_cast<double>(*step.batch) / 2.0).epsilon(1e-12));
 }
 
+TEST_CASE("a_batch_that_is_auto_falls_where_the_epoch_caps_leave_fewer_samples_than_it_has") {
+  TinyRun first;
+  CHECK(first.run({}, 1) == ExitCode::interrupted);
+  const std::int64_t samples = first.metrics().starts.at(0).sources.at(0).samples;
+  Settings settings = with_auto_batch;
+  settings.emplace_back("data.train=[{path: train.txt, epochs: 1}]");
+  // All but the last sample, which is padded: steps of 2 come to them, and larger ones of a batch that grows may not.
+  settings[3] = fmt::format("train.tokens={}", 16 * (samples / 2 * 2 - 1));
+  TinyRun run;
+  CHECK(run.run(settings) == ExitCode::finished);
+  const std::vector<StepRecord> steps = run.metrics().steps;
+  std::int64_t most = 0;
+  std::int64_t sum = 0;
+  for (const StepRecord& step : steps) {
+    most = std::max(most, step.batch.value());
+    sum += step.batch.value();
+  }
+  CHECK(most > 2);
+  CHECK(sum == samples / 2 * 2);
+  CHECK(steps.back().batch < most);
+  CHECK(contains(TempFolder::read(run.paths.logs() / "rank-00000.log"),
+                 "the epoch caps of data.train leave fewer samples than the batch has, which falls from "));
+  // A resume falls with it, to the bit.
+  TinyRun parts;
+  const auto all = static_cast<std::int64_t>(steps.size());
+  CHECK(parts.run(settings, all - 3) == ExitCode::interrupted);
+  CHECK(parts.run(settings, 2) == ExitCode::interrupted);
+  CHECK(parts.run(settings) == ExitCode::finished);
+  check_same_numbers(run.metrics(), parts.metrics());
+  CHECK(tensors_of(run.checkpoint(all)) == tensors_of(parts.checkpoint(all)));
+  // What not even steps of the least batch come to is refused before the first.
+  settings[3] = fmt::format("train.tokens={}", 16 * (samples + 2));
+  TinyRun refused;
+  const std::string refusal = message_of<UserError>([&] { refused.run(settings); });
+  CHECK(contains(refusal, " in whole steps of 2 samples, without padding"));
+  CHECK(contains(refusal, "raise data.train[].epochs or reduce train.tokens"));
+  CHECK(contains(refusal, ", or lower train.batch_auto.min, so that steps of fewer samples come to them"));
+}
+
+TEST_CASE("a_resume_with_a_batch_that_is_auto_begins_with_the_one_that_it_had") {
+  const auto saved_batch = [](const TinyRun& run, std::int64_t step) {
+    return read_state(Checkpoint(run.checkpoint(step)).manifest(), "manifest.json").batch;
+  };
+  Settings scaled = with_auto_batch;
+  scaled.emplace_back("train.optimizer.scale_with_batch={rule: linear, base: 2}");
+  scaled.emplace_back("train.lr_schedule={type: constant, warmup: 0}");
+  scaled[3] = "train.tokens=3072";
+  // Interrupted where it has grown for the first time.
+  TinyRun whole;
+  CHECK(whole.run(scaled) == ExitCode::finished);
+  std::int64_t grown = 0;
+  for (const StepRecord& step : whole.metrics().steps) grown += step.batch == 2 && grown == step.step - 1 ? 1 : 0;
+  TinyRun run;
+  CHECK(run.run(scaled, grown) == ExitCode::interrupted);
+  const std::int64_t batch = saved_batch(run, grown).value();
+  REQUIRE(batch == 4);
+  // Its number in place of auto is the same learning rate: nothing to tell.
+  Settings fixed = {fmt::format("train.global_batch={}", batch), scaled[3], scaled[4], scaled[5]};
+  const auto log = [](const TinyRun& of) { return TempFolder::read(of.paths.logs() / "rank-00000.log"); };
+  CHECK(run.run(fixed, 2) == ExitCode::interrupted);
+  CHECK_FALSE(contains(log(run), "the learning rate is"));
+  CHECK_FALSE(saved_batch(run, grown + 2).has_value());
+  // And auto in place of a number begins with that, not with `min`.
+  CHECK(run.run(scaled, 1) == ExitCode::interrupted);
+  CHECK(run.metrics().steps.back().batch == batch);
+  CHECK_FALSE(contains(log(run), "the learning rate is"));
+  // Other bounds: what would have been, by the batch of the checkpoint, and what is.
+  TinyRun raised;
+  CHECK(raised.run(scaled, grown) == ExitCode::interrupted);
+  Settings higher = scaled;
+  higher[1] = fmt::format("train.batch_auto={{min: {}, max: {}, every: 2}}", 2 * batch, 4 * batch);
+  CHECK(raised.run(higher, 1) == ExitCode::interrupted);
+  CHECK(raised.metrics().steps.back().batch == 2 * batch);
+  CHECK(contains(log(raised), fmt::format("step {}: the learning rate is {:.3g}, and would be {:.3g} as", grown + 1,
+                                          1e-2 * static_cast<double>(batch), 0.5e-2 * static_cast<double>(batch))));
+}
+
 TEST_CASE("averages_are_saved_evaluated_and_exported") {
   const Settings settings = {"train.ema={decay: 0.5}", "evaluate.ema=true", "evaluate.batches=0"};
   TinyRun run;
