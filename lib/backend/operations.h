@@ -451,12 +451,12 @@ struct Fill {
 
 // Every operation. A new one joins here; it needs a check in backend.cpp (optimizer_checks.cpp) and a kernel in the
 // folder of each device, and nothing compiles without them.
-using Operation = std::variant<LinearForward, LinearBackwardInput, LinearBackwardWeight, NormForward, NormBackwardInput,
-                               NormBackwardWeight, ActivationForward, ActivationBackward, RopeRotate, AttentionForward,
-                               AttentionBackward, EmbeddingForward, EmbeddingBackward, CrossEntropy, SoftmaxStatistics,
-                               CrossEntropyParts, Add, Dropout, Scale, SoftCap, SoftCapBackward, Copy, Fill,
-                               SumsOfSquares, AdamWStep, SgdStep, LionStep, AdemamixStep, AdamDirection,
-                               MomentumDirection, ScaleSpans, MatrixSquares, FactoredDirection, RmsDirection, AverageStep,
-                               Swap, BlockAdamWStep>;
+using Operation =
+    std::variant<LinearForward, LinearBackwardInput, LinearBackwardWeight, NormForward, NormBackwardInput,
+                 NormBackwardWeight, ActivationForward, ActivationBackward, RopeRotate, AttentionForward,
+                 AttentionBackward, EmbeddingForward, EmbeddingBackward, CrossEntropy, SoftmaxStatistics,
+                 CrossEntropyParts, Add, Dropout, Scale, SoftCap, SoftCapBackward, Copy, Fill, SumsOfSquares, AdamWStep,
+                 SgdStep, LionStep, AdemamixStep, AdamDirection, MomentumDirection, ScaleSpans, MatrixSquares,
+                 FactoredDirection, RmsDirection, AverageStep, Swap, BlockAdamWStep>;
 
 }  // namespace scaletrain

@@ -142,8 +142,8 @@ struct ScaleSpans {
   std::span<const UpdateSpan> spans;
 };
 
-// Sums of squares by rows and by columns of a part of a matrix that is contiguous in row-major order, each in double and
-// in an order that follows from the part alone: the same bits for any number of threads.
+// Sums of squares by rows and by columns of a part of a matrix that is contiguous in row-major order, each in double
+// and in an order that follows from the part alone: the same bits for any number of threads.
 struct MatrixSquares {
   ConstView values;               // [n], of the master type
   std::int64_t first_column = 0;  // that values[0] lies in

@@ -487,6 +487,12 @@ void fill_defaults(Config& config, Origin origin, std::optional<DeviceKind> devi
     if (!context.given.contains("train.optimizer.momentum")) optimizer.momentum = usual_momentum;
     if (!context.given.contains("train.optimizer.nesterov")) optimizer.nesterov = true;
   }
+  if (optimizer.type == OptimizerKind::adafactor) {
+    // As a part of a tensor's own size: its decay is one of every step, and nothing makes up for it.
+    constexpr double usual_rate = 1e-2;
+    if (!context.given.contains("train.optimizer.learning_rate")) optimizer.learning_rate = usual_rate;
+    if (!context.given.contains("train.optimizer.weight_decay")) optimizer.weight_decay = 0;
+  }
   fill_phases(config);
   // What goes without saying is nothing: two ways to write one model are one config.
   ModelConfig& model = config.model;

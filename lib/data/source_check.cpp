@@ -44,15 +44,16 @@ struct FirstLine {
   LinePlace place;
 };
 
+constexpr std::size_t most_bytes_of_line = 4u << 20;
+
 // That is not blank; nothing where the beginning of the file holds none as a whole.
 std::optional<FirstLine> first_line(const TextFile& file) {
   constexpr std::size_t piece_bytes = 64u << 10;
-  constexpr std::size_t most_bytes = 4u << 20;
   TextStream stream(file.path, file.compression);
   std::vector<char> piece(piece_bytes);
   FirstLine line{.text = {}, .place = {.offset = 0, .number = 1}};
   const auto is_blank = [&line] { return line.text.find_first_not_of(" \t\r") == std::string::npos; };
-  for (std::size_t read = 0; read < most_bytes;) {
+  for (std::size_t read = 0; read < most_bytes_of_line;) {
     const std::size_t size = stream.read(piece);
     if (size == 0) return is_blank() ? std::nullopt : std::optional(line);
     read += size;
@@ -151,8 +152,10 @@ class SourceCheck {
   // The first one: where it lacks the field, so do all of them as a rule.
   void look_at_record(const TextFile& file) {
     const std::optional<FirstLine> line = first_line(file);
+    // One whose first line is beyond what is looked at was looked at, too: a folder has many.
+    std::error_code error;
+    has_record_ = line || fs::file_size(file.path, error) >= most_bytes_of_line;
     if (!line) return;
-    has_record_ = true;
     const std::string where = line_text(file, line->place);
     try {
       if (spec_.records == RecordKind::text) {
@@ -167,7 +170,10 @@ class SourceCheck {
 
   void look_at_lines(const fs::path& file) const {
     TextNotes notes;
-    if (json_lines_at_beginning(file) > 0) notes.add_json_lines(file.string());
+    try {
+      if (json_lines_at_beginning(file) > 0) notes.add_json_lines(file.string());
+    } catch (const InputError&) {  // what is damaged inside is told by whoever reads it
+    }
     for (const std::string& line : notes.lines(spec_.key + ": " + spec_.path, jsonl_remedy(spec_))) report_(line);
   }
 

@@ -292,7 +292,13 @@ void leave_out_merged(const SourceSpec& spec, std::vector<fs::path>& files, cons
 
 // Leaves those that the source may be read from.
 void leave_only(const SourceFiles& only, const SourceSpec& spec, std::vector<fs::path>& files, const Reporter& report) {
-  const std::size_t left_out = std::erase_if(files, [&](const fs::path& file) { return !is_among(only, spec, file); });
+  std::size_t left_out = 0;
+  std::erase_if(files, [&](const fs::path& file) {
+    if (is_among(only, spec, file)) return false;
+    // Others of this name are not read by any start (kinds_of).
+    if (spec.type != SourceKind::automatic || !is_named_json(file)) ++left_out;
+    return true;
+  });
   if (left_out == 0 || !report) return;
   report(fmt::format("{}: {} came to {} after the run was started, and {} not read; the next start reads {}",
                      path_key(spec), counted(left_out, "file"), spec.path, left_out == 1 ? "is" : "are",
@@ -342,9 +348,16 @@ FoundEntries entries_of(const SourceSpec& spec, bool is_pattern, const SourceFil
   return walk.finish();
 }
 
-// What a folder is for, told by a name or by what the file begins with; text under any name is not that.
+// What a folder is for, told by a name or by what the file begins with; text under any name is not that, nor what lies
+// beside data of every kind.
 bool is_certain(const FoundFile& file) {
-  return file.kind != FileKind::text || uncompressed_name(file.path).extension() == ".txt";
+  constexpr std::array<std::string_view, 5> beside = {"readme", "license", "licence", "notice", "copying"};
+  const fs::path name = uncompressed_name(file.path);
+  std::string stem = name.stem().string();
+  for (char& letter : stem)
+    if (letter >= 'A' && letter <= 'Z') letter = static_cast<char>(letter - 'A' + 'a');
+  const bool is_beside = std::find(beside.begin(), beside.end(), stem) != beside.end();
+  return file.kind != FileKind::text || (name.extension() == ".txt" && !is_beside);
 }
 
 // JSON that belongs to data (meta.json) and is none itself.
@@ -384,12 +397,12 @@ std::vector<FoundFile> kinds_of(const std::vector<fs::path>& files, const Source
       take(file);
     }
   }
-  // Two lines of JSON are data, whatever the name, and nobody may leave them out.
+  // What may be data nobody may leave out, whatever its name.
   const bool has_others = std::any_of(found.begin(), found.end(), is_certain);
   for (const fs::path& file : json) {
     if (is_over && is_over()) break;
     bool is_data = !has_others;
-    if (has_others) unreadable.look_at(file, [&] { is_data = json_lines_at_beginning(file) > 1; });
+    if (has_others) unreadable.look_at(file, [&] { is_data = may_hold_records(file, spec.field); });
     if (is_data) {
       take(file);
     } else {

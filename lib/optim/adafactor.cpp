@@ -40,6 +40,10 @@ class Adafactor final : public RangeOptimizer {
                               const ParamStore::Options& options) const override {
     return FactoredMoments::bytes(table, layout, options.dtype);
   }
+  std::size_t host_bytes(const ParamTable& table, const ShardLayout& layout,
+                         const ParamStore::Options& options) const override {
+    return FactoredMoments::host_bytes(table, layout, options.dtype);
+  }
   void prepare(Backend& backend, const ParamStore& store) override {
     RangeOptimizer::prepare(backend, store);
     if (norms_) return;
@@ -76,11 +80,9 @@ class Adafactor final : public RangeOptimizer {
         return parameter.joins_after == joins_after && is_factored(parameter) == factored;
       };
     };
-    for_pieces(stream, store, {.is_chosen = chosen(true), .is_last = false}, [&](const Piece& piece) {
-      moments_->make_directions(stream, piece.range, joins_after, piece.step);
-    });
-    const double weight =
-        FactoredMoments::weight_at(store.updates() + 1 - joins_after, config().beta2_exponent);
+    for_pieces(stream, store, {.is_chosen = chosen(true), .is_last = false},
+               [&](const Piece& piece) { moments_->make_directions(stream, piece.range, joins_after, piece.step); });
+    const double weight = FactoredMoments::weight_at(store.updates() + 1 - joins_after, config().beta2_exponent);
     for_pieces(stream, store, {.is_chosen = chosen(false), .is_last = false}, [&](const Piece& piece) {
       backend.run(stream, RmsDirection{.gradient = piece.range.gradient,
                                        .second_moment = piece.range.states[0],

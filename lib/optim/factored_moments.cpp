@@ -56,8 +56,7 @@ FactoredMoments::FactoredMoments(Backend& backend, const ParamStore& store, doub
       exponent_(exponent),
       parts_(parts_of(store.table(), store.layout())),
       sums_(backend, sums_of(parts_)),
-      inverse_(backend,
-               static_cast<std::size_t>(end_of(store.factor_places())) * size_of(store.options().dtype)),
+      inverse_(backend, static_cast<std::size_t>(end_of(store.factor_places())) * size_of(store.options().dtype)),
       factors_(backend.allocate_pinned(static_cast<std::size_t>(end_of(store.factor_places())) *
                                        size_of(store.options().dtype))),
       totals_(static_cast<std::size_t>(end_of(store.factor_places()))) {}
@@ -70,10 +69,14 @@ std::size_t FactoredMoments::bytes(const ParamTable& table, const ShardLayout& l
   return sums_of(parts_of(table, layout)) + static_cast<std::size_t>(num_summed(table, layout)) * size_of(masters);
 }
 
+std::size_t FactoredMoments::host_bytes(const ParamTable& table, const ShardLayout& layout, DType masters) {
+  return static_cast<std::size_t>(num_summed(table, layout)) * (size_of(masters) + sizeof(double));
+}
+
 const FactorPlace& FactoredMoments::place_of(int parameter) const {
   const auto places = store_.factor_places();
-  const auto found =
-      std::find_if(places.begin(), places.end(), [&](const FactorPlace& place) { return place.parameter == parameter; });
+  const auto found = std::find_if(places.begin(), places.end(),
+                                  [&](const FactorPlace& place) { return place.parameter == parameter; });
   SCALETRAIN_CHECK(found != places.end());
   return *found;
 }
@@ -83,11 +86,11 @@ void FactoredMoments::update(Stream& stream, const StepScalars& step) {
   const auto sums_at = [](std::int64_t first) { return static_cast<std::size_t>(first) * sizeof(double); };
   for (const Part& part : parts_) {
     const HeldValues found = store_.find(StateKind::gradient, part.range);
-    backend_.run(stream,
-                 MatrixSquares{.values = found.buffer.rows(found.first, part.range.count),
-                               .first_column = part.offset_in_row,
-                               .rows = sums_.device(sums_at(part.first_sum), DType::f64, {part.rows}),
-                               .columns = sums_.device(sums_at(part.first_sum + part.rows), DType::f64, {part.columns})});
+    backend_.run(stream, MatrixSquares{
+                             .values = found.buffer.rows(found.first, part.range.count),
+                             .first_column = part.offset_in_row,
+                             .rows = sums_.device(sums_at(part.first_sum), DType::f64, {part.rows}),
+                             .columns = sums_.device(sums_at(part.first_sum + part.rows), DType::f64, {part.columns})});
   }
   if (!parts_.empty()) sums_.to_host(stream);
   const View factors = store_.factors();
@@ -97,8 +100,7 @@ void FactoredMoments::update(Stream& stream, const StepScalars& step) {
   std::fill(totals_.begin(), totals_.end(), 0.0);
   for (const Part& part : parts_) {
     const FactorPlace& place = place_of(part.range.parameter);
-    const double* sums =
-        sums_.host(sums_at(part.first_sum), DType::f64, {part.rows + part.columns}).as<double>();
+    const double* sums = sums_.host(sums_at(part.first_sum), DType::f64, {part.rows + part.columns}).as<double>();
     double* rows = totals_.data() + place.first + part.first_row;
     for (std::int64_t i = 0; i < part.rows; ++i) rows[i] += sums[i];
     double* columns = totals_.data() + place.first + place.rows + part.first_column;
@@ -154,13 +156,12 @@ void FactoredMoments::make_directions(Stream& stream, const OptimizerRange& rang
     const std::int64_t columns = span.box.extent[1];
     const std::int64_t element = first - span.offset;
     const std::int64_t rows = ceil_div(element % columns + count, columns);
-    backend_.run(stream,
-                 FactoredDirection{.gradient = range.gradient.rows(first - range.first, count),
-                                   .first_column = element % columns,
-                                   .rows = view(place.first + span.box.first[0] + element / columns, rows),
-                                   .columns = view(place.first + place.rows + span.box.first[1], columns),
-                                   .largest = 1.0 / smallest_root,
-                                   .step = step});
+    backend_.run(stream, FactoredDirection{.gradient = range.gradient.rows(first - range.first, count),
+                                           .first_column = element % columns,
+                                           .rows = view(place.first + span.box.first[0] + element / columns, rows),
+                                           .columns = view(place.first + place.rows + span.box.first[1], columns),
+                                           .largest = 1.0 / smallest_root,
+                                           .step = step});
   }
 }
 

@@ -23,14 +23,17 @@ class FactoredMoments {
   // Numbers that update() sums over the ranks of the stage, and memory of the device, of a rank of this layout.
   static std::int64_t num_summed(const ParamTable& table, const ShardLayout& layout);
   static std::size_t bytes(const ParamTable& table, const ShardLayout& layout, DType masters);
+  // And of the host, but for images of what is on the device.
+  static std::size_t host_bytes(const ParamTable& table, const ShardLayout& layout, DType masters);
 
   // The weight of the new square at the t-th update, from 1 on.
   static double weight_at(std::int64_t update, double exponent);
   // The least root of a second moment, so that a gradient that was always 0 gives 0: of the paper's ε1, 1e-30.
   static constexpr double smallest_root = 1e-15;
 
-  // From the gradients, which are complete: issues the sums of their squares, waits for the stream, sums over the ranks,
-  // and renews the store's factors of what has joined, unless the step is skipped. All ranks of the stage call it.
+  // From the gradients, which are complete: issues the sums of their squares, waits for the stream, sums over the
+  // ranks, and renews the store's factors of what has joined, unless the step is skipped. All ranks of the stage call
+  // it.
   void update(Stream& stream, const StepScalars& step);
   // Issues the division of the gradients of a range by the roots of their moments: of the matrices that joined after so
   // many updates. step: the scalars in memory of the device.

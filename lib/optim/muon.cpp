@@ -73,14 +73,12 @@ class Muon final : public RangeOptimizer {
     update_by_adamw(backend, stream, store);
     make_directions(backend, stream, store);
     norms_->measure(stream);
-    scale_gradients(backend, stream, store, is_orthogonalised, [this](int parameter) {
-      return 1.0 / std::max(norms_->of_gradient(parameter), smallest_norm);
-    });
+    scale_gradients(backend, stream, store, is_orthogonalised,
+                    [this](int parameter) { return 1.0 / std::max(norms_->of_gradient(parameter), smallest_norm); });
     matrices_->orthogonalise(
         stream, [this](int buffer, std::int64_t first, std::int64_t count) { return place_of(buffer, first, count); });
     scale_gradients(backend, stream, store, is_orthogonalised, [&](int parameter) {
-      return length_of_step(config().step_scale,
-                            store.table().parameters()[static_cast<std::size_t>(parameter)].shape);
+      return length_of_step(config().step_scale, store.table().parameters()[static_cast<std::size_t>(parameter)].shape);
     });
     set_scalars(stream, store, {.learning_rate = step.learning_rate, .skip = step.skip});
     const Pass pass{.weight_decay = config().weight_decay, .is_chosen = is_orthogonalised};

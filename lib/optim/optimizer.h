@@ -30,8 +30,8 @@ class Optimizer {
   virtual int absent_state(const Parameter&) const { return -1; }
   // Whether factors stand for what is absent (Parameter::has_factors).
   virtual bool keeps_factors() const { return false; }
-  // Numbers (f64) that step() sums over the ranks of a pipeline stage (sum_over_stage), once, before all else. Pure: of a
-  // rank of this layout.
+  // Numbers (f64) that step() sums over the ranks of a pipeline stage (sum_over_stage), once, before all else. Pure: of
+  // a rank of this layout.
   virtual std::int64_t num_summed_over_stage(const ParamTable&, const ShardLayout&) const { return 0; }
   // Numbers (f64) that step() sums over all ranks (sum_over_world), once: 0 where each element is updated by itself.
   virtual std::int64_t num_summed(const ParamTable&) const { return 0; }
@@ -44,6 +44,9 @@ class Optimizer {
   virtual std::size_t workspace_bytes(const ParamTable&, const ShardLayout&, const ParamStore::Options&) const {
     return 0;
   }
+
+  // The same of the host's memory, pinned in part: images of what is on the device are not counted.
+  virtual std::size_t host_bytes(const ParamTable&, const ShardLayout&, const ParamStore::Options&) const { return 0; }
 
   // Of the products of matrices in a step of the rank, in the compute type, for the plan of its time. Pure.
   virtual double product_flops(const ParamTable&, const ShardLayout&, const ParamStore::Options&) const { return 0; }

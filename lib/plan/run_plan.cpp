@@ -250,8 +250,14 @@ MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace, const Sch
       {"kernel workspace", backend_workspace, is_host_accessible(space)},
   };
   if (gradient_noise) memory.items.push_back({"gradients of half a batch", store.second_gradients});
-  if (const std::size_t bytes = make_optimizer(optimizer)->workspace_bytes(table, shard, store_options()); bytes > 0)
-    memory.items.push_back({keeps_factors(table) ? "sums of the update" : "whole matrices of the update", bytes});
+  const auto of_update = make_optimizer(optimizer);
+  const std::size_t update_bytes = of_update->workspace_bytes(table, shard, store_options());
+  if (update_bytes > 0)
+    memory.items.push_back(
+        {keeps_factors(table) ? "sums of the update" : "whole matrices of the update", update_bytes});
+  if (const std::size_t bytes = of_update->host_bytes(table, shard, store_options()); bytes > 0)
+    memory.items.push_back(
+        {"sums of the update, on the host", bytes + (is_host_accessible(space) ? 0 : update_bytes), true});
   if (offload) memory.items.push_back({"staging of offloaded state", store.state_staging});
   // Of every stage, if of one: not all are in a group that sums.
   if (is_direct()) {

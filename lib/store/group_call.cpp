@@ -20,6 +20,8 @@ std::string_view to_text(CallPurpose purpose) {
       return "softmax statistics";
     case CallPurpose::directions:
       return "update directions";
+    case CallPurpose::squares:
+      return "squares by row and column";
     case CallPurpose::decisions:
       return "loss, norm, votes";
   }

@@ -21,6 +21,7 @@ enum class CallPurpose {
   activation_gradients,
   softmax_statistics,
   directions,  // of an optimizer that needs whole matrices
+  squares,     // of gradients by rows and columns, of one that keeps factored moments
   decisions
 };
 std::string_view to_text(CallPurpose purpose);

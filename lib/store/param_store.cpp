@@ -380,8 +380,8 @@ std::span<const FactorPlace> ParamStore::factor_places() const {
 
 View ParamStore::factors(int parameter) const {
   const auto& places = impl_->factor_places;
-  const auto found =
-      std::find_if(places.begin(), places.end(), [&](const FactorPlace& place) { return place.parameter == parameter; });
+  const auto found = std::find_if(places.begin(), places.end(),
+                                  [&](const FactorPlace& place) { return place.parameter == parameter; });
   SCALETRAIN_CHECK(found != places.end());
   return factors().rows(found->first, found->rows + found->columns);
 }

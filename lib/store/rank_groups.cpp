@@ -34,12 +34,13 @@ void sum_over(std::span<const Axis> axes, const RankGroups& groups, std::span<do
   }
 }
 
-std::vector<GroupCall> sum_calls(std::span<const Axis> axes, const GroupFacts& facts, std::int64_t count) {
+std::vector<GroupCall> sum_calls(std::span<const Axis> axes, const GroupFacts& facts, std::int64_t count,
+                                 CallPurpose purpose) {
   std::vector<GroupCall> calls;
   for (const Axis axis : axes) {
     calls.push_back({.group = facts.control ? control_of(axis) : group_kind_of(axis),
                      .kind = CollectiveKind::all_reduce,
-                     .purpose = CallPurpose::decisions,
+                     .purpose = purpose,
                      .dtype = summed_type,
                      .elements = count});
   }
@@ -52,14 +53,14 @@ void sum_over_world(const RankGroups& groups, std::span<double> numbers) {
   sum_over(world_axes, groups, numbers);
 }
 std::vector<GroupCall> world_sum_calls(const GroupFacts& facts, std::int64_t count) {
-  return sum_calls(world_axes, facts, count);
+  return sum_calls(world_axes, facts, count, CallPurpose::decisions);
 }
 
 void sum_over_stage(const RankGroups& groups, std::span<double> numbers) {
   sum_over(stage_axes, groups, numbers);
 }
 std::vector<GroupCall> stage_sum_calls(const GroupFacts& facts, std::int64_t count) {
-  return sum_calls(stage_axes, facts, count);
+  return sum_calls(stage_axes, facts, count, CallPurpose::squares);
 }
 
 }  // namespace scaletrain

@@ -56,7 +56,8 @@ void sum_over_world(const RankGroups& groups, std::span<double> numbers);
 // Its calls, of a rank that is in the groups of all three axes.
 std::vector<GroupCall> world_sum_calls(const GroupFacts& facts, std::int64_t count);
 
-// The same over the tensor and the data axis alone: over the ranks of a pipeline stage, which hold the same tensors.
+// The same over the tensor and the data axis alone: over the ranks of a pipeline stage, which hold the same tensors. Of
+// squares by rows and columns, which may be millions.
 void sum_over_stage(const RankGroups& groups, std::span<double> numbers);
 std::vector<GroupCall> stage_sum_calls(const GroupFacts& facts, std::int64_t count);
 

@@ -6,7 +6,6 @@
 
 #include "optim/adaptive_batch.h"
 #include "optim/gradient_noise.h"
-#include "train/data/data_left.h"
 
 namespace scaletrain {
 
@@ -21,15 +20,13 @@ std::string follow_noise(const TrainConfig& train, RunState& state) {
       state.step, *scale, batch > before ? "grows" : "falls", before, batch);
 }
 
-std::string fit_to_data(const TrainingData& data, const TrainConfig& train, RunState& state) {
-  const std::int64_t before = state.batch.value();
-  const std::int64_t batch = filled_batch(data, train, state);
-  if (batch == before) return {};
-  state.batch = batch;
+std::string text_of_fall(const RunState& state, std::int64_t batch) {
+  const std::int64_t followed = state.batch.value();
+  if (batch == followed || batch == state.history.segments().back().global_batch) return {};
   return fmt::format(
-      "step {}: the epoch caps of data.train leave fewer samples than the batch has, which falls from {} to {} "
+      "step {}: the epoch caps of data.train leave fewer samples than the batch of {} has, and steps fall to {} "
       "(train.global_batch: auto)",
-      state.step, before, batch);
+      state.step, followed, batch);
 }
 
 }  // namespace scaletrain

@@ -151,11 +151,15 @@ TrainOutcome Trainer::Impl::run() {
 }
 
 void Trainer::Impl::prepare_step() {
-  if (config.train.adapts_batch) tell(fit_to_data(parts.data, config.train, state));
+  TrainConfig train = train_from(config, state);
+  if (train.adapts_batch) {
+    train.global_batch = filled_batch(parts.data, train, state);
+    tell(text_of_fall(state, train.global_batch));
+  }
   const std::int64_t next =
       config.train.phases.empty() ? 0 : static_cast<std::int64_t>(place_in_phases(config.train, state.step).index);
   if (config.train.phases.empty() || phase == next) {
-    state.history.change_batch(batch_of_step(train_from(config, state), state.step));
+    state.history.change_batch(batch_of_step(train, state.step));
     return;
   }
   enter_phase(config, config.train, state.step, parts.data, state.history);

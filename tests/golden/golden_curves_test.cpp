@@ -21,9 +21,10 @@ struct ReferenceRun {
         float32(of.at("float32").get<double>()),
         losses(of.at("losses").get<std::vector<double>>()) {
     if (const auto norm = of.at("clip_norm").get<double>(); norm > 0) clip_norm = norm;
-    const auto type = named({OptimizerKind::adamw, OptimizerKind::sgd, OptimizerKind::lion, OptimizerKind::lamb,
-                             OptimizerKind::lars, OptimizerKind::ademamix, OptimizerKind::muon, OptimizerKind::adafactor},
-                            of.at("optimizer").get<std::string>());
+    const auto type =
+        named({OptimizerKind::adamw, OptimizerKind::sgd, OptimizerKind::lion, OptimizerKind::lamb, OptimizerKind::lars,
+               OptimizerKind::ademamix, OptimizerKind::muon, OptimizerKind::adafactor},
+              of.at("optimizer").get<std::string>());
     const nlohmann::json& settings = of.at("settings");
     optimizer = optimizer_of(type, [&](const char* key) -> std::optional<double> {
       if (!settings.contains(key)) return std::nullopt;

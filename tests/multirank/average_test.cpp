@@ -33,7 +33,10 @@ const std::vector<AveragedLayout>& averaged_layouts() {
       // Whose matrices have one state before the average, and whose other parameters have two.
       {{"data 2, zero 1, muon", 2, 1, 1, 1}, TestBackend::reference_f64, OffloadKind::none, OptimizerKind::muon},
       // Whose matrices have the average alone, beside their factors.
-      {{"data 2, zero 1, adafactor", 2, 1, 1, 1}, TestBackend::reference_f64, OffloadKind::none, OptimizerKind::adafactor},
+      {{"data 2, zero 1, adafactor", 2, 1, 1, 1},
+       TestBackend::reference_f64,
+       OffloadKind::none,
+       OptimizerKind::adafactor},
   };
   return all;
 }

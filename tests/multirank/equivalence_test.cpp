@@ -433,6 +433,22 @@ TEST_CASE("steps_that_measure_noise_have_the_numbers_of_one_rank") {
   }
 }
 
+// So many rows of each ZeRO stage, of any mesh.
+namespace {
+std::vector<Row> rows_of_each_stage(std::size_t count) {
+  std::map<std::int64_t, std::vector<Row>> by_stage;
+  for (const Row& row : make_rows()) by_stage[run_of(row).config.parallel.zero].push_back(row);
+  REQUIRE(by_stage.size() == 4);
+  std::vector<Row> chosen;
+  for (const auto& entry : by_stage) {
+    const std::vector<Row>& rows = entry.second;
+    REQUIRE(rows.size() >= count);
+    for (std::size_t i = 0; i < count; ++i) chosen.push_back(rows[(2 * i + 1) * rows.size() / (2 * count)]);
+  }
+  return chosen;
+}
+}  // namespace
+
 // A block and the maps of others wait for two updates, the embedding (and what is tied to it) for four. No switch of
 // the rows: their calls are those of steps that are all alike; frozen_test.cpp holds those of these.
 TEST_CASE("parameters_that_join_have_the_numbers_of_one_rank_before_and_after") {
@@ -458,15 +474,13 @@ TEST_CASE("parameters_that_join_have_the_numbers_of_one_rank_before_and_after") 
     });
     return outcome.gradients;
   };
-  constexpr std::size_t stride = 16;
-  const std::vector<Row> rows = make_rows();
-  for (std::size_t i = 8; i < rows.size(); i += stride) {
-    CAPTURE(equivalence::text(rows[i]));
+  for (const Row& row : rows_of_each_stage(3)) {
+    CAPTURE(equivalence::text(row));
     std::size_t num_trained = 0;
     for (const std::int64_t step : {1, 2, 4}) {
       CAPTURE(step);
-      const LayoutRun run = run_to(run_of(rows[i]), step);
-      const GlobalTensors one = gradients_of(run_to(baseline_of(rows[i]), step));
+      const LayoutRun run = run_to(run_of(row), step);
+      const GlobalTensors one = gradients_of(run_to(baseline_of(row), step));
       const GlobalTensors many = gradients_of(run);
       const TensorDifference difference = gradient_difference(many, one, run.config.model);
       CAPTURE(difference.tensor);
@@ -474,11 +488,11 @@ TEST_CASE("parameters_that_join_have_the_numbers_of_one_rank_before_and_after") 
       CHECK(one.size() > num_trained);
       num_trained = one.size();
     }
-    LayoutRun base = joining(baseline_of(rows[i]));
-    LayoutRun row = joining(run_of(rows[i]));
-    base.steps = row.steps = 8;
+    LayoutRun base = joining(baseline_of(row));
+    LayoutRun ranks = joining(run_of(row));
+    base.steps = ranks.steps = 8;
     const LayoutOutcome one = run_layout(base);
-    const LayoutOutcome many = run_layout(row);
+    const LayoutOutcome many = run_layout(ranks);
     CHECK(many.problem == "");
     CHECK(many.target_tokens == one.target_tokens);
     CHECK(largest_relative(many.losses, one.losses) <= single_tolerance.steps);

@@ -297,8 +297,10 @@ std::optional<RunSoFar> look_at_run_folder(const LoadedConfig& loaded, bool is_h
   std::optional<Resumption> resumption;
   reasons.look([&] { resumption = check_resume(paths, resumed, write_message); }, is_here);
   if (!resumption) return std::nullopt;
-  return RunSoFar{
-      .step = resumption->step, .last_step = resumption->last_step, .epochs_read = std::move(resumption->epochs_read)};
+  return RunSoFar{.step = resumption->step,
+                  .last_step = resumption->last_step,
+                  .epochs_read = std::move(resumption->epochs_read),
+                  .tokens = resumption->tokens};
 }
 
 // The GPUs that the run would be on. On another machine there may be some where here is none.

@@ -215,12 +215,17 @@ DType dtype_of(const ExportArguments& arguments) {
 }
 
 // What is read beside adapters; how to sample from a model its base says.
-ExportedText text_of_adapter(const Checkpoint& checkpoint, const Config& config, const LocatedModel& located) {
+// Adapters go without it where it cannot be read.
+ExportedText text_of_adapter(const Checkpoint& checkpoint, const Config& config, const LocatedModel& located) try {
   const auto tokenizer = tokenizer_of(checkpoint, config);
   ExportedText text =
       exported_text({config, *tokenizer, config.model.vocab.value_or(tokenizer->vocab_size())}, located);
   std::erase_if(text.files, [](const ExportedFile& file) { return file.name == kGenerationConfigFile; });
   return text;
+} catch (const InputError& error) {
+  ExportedText none;
+  none.notices.push_back(fmt::format("no tokenizer lies beside the adapter: {}", error.what()));
+  return none;
 }
 
 // The adapters alone, without their model.

@@ -311,7 +311,8 @@ CommandResult choose_start(const PlaceRun& run, StartPoint& start) {
   const auto complete = already_complete(start, run.loaded.config);
   if (start.checkpoint && !complete)
     write_message(fmt::format("resuming from {} (step {})", start.checkpoint->string(), start.step));
-  if (const std::string trained = trained_text(run.plan->phases.front().table); !complete && !trained.empty())
+  if (const std::string trained = trained_text(run.plan->phases.front().table, start.step);
+      !complete && !trained.empty())
     write_message("trained: " + trained);
   return {ExitCode::finished, complete.value_or("")};
 }

@@ -16,8 +16,8 @@
 
 namespace scaletrain {
 
-// What a tensor of a checkpoint has of a state: its values, or codes; the scales of those in 8 bits, one for each block;
-// the factors that stand for it, of the rows or of the columns (Parameter::has_factors).
+// What a tensor of a checkpoint has of a state: its values, or codes; the scales of those in 8 bits, one for each
+// block; the factors that stand for it, of the rows or of the columns (Parameter::has_factors).
 enum class StatePart { values, scales, rows, columns };
 
 // A piece of a tensor that one rank writes: derived from the table and the layout.
@@ -32,10 +32,10 @@ struct SavePiece {
 };
 // What one rank writes: the parts of parameters that its data rank owns (ShardLayout::piece_ranges, whatever the ZeRO
 // stage), of parameters of whose replication group it is the first; tied copies are not written, nor what the base of
-// adapters has. Factors are written by the first tensor and data rank of a stage. A range becomes at most 2d-1 boxes. All ranks together write each element of each tensor exactly once.
-// Masters go to model-RRRRR-NNN.safetensors, states to optimizer-RRRRR-NNN.safetensors (R the rank, N from 0; a world
-// of one rank leaves R out and gives N five digits); a file ends before it would exceed max_file_bytes (unless one
-// piece alone does). A rank without pieces has no file.
+// adapters has. Factors are written by the first tensor and data rank of a stage. A range becomes at most 2d-1 boxes.
+// All ranks together write each element of each tensor exactly once. Masters go to model-RRRRR-NNN.safetensors, states
+// to optimizer-RRRRR-NNN.safetensors (R the rank, N from 0; a world of one rank leaves R out and gives N five digits);
+// a file ends before it would exceed max_file_bytes (unless one piece alone does). A rank without pieces has no file.
 inline constexpr std::uint64_t default_max_file_bytes = 4ull << 30;
 // state_names: the optimizer's; dtype: of masters and states in the store. Pure: needs no store.
 std::vector<SavePiece> make_save_plan(const ParamTable& table, const ShardLayout& layout,

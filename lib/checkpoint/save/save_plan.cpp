@@ -148,25 +148,25 @@ std::vector<SavePiece> make_save_plan(const ParamTable& table, const ShardLayout
     piece.file = files.place(bytes_of(parameter, stored, dtype, piece.range.count));
     plan.push_back(std::move(piece));
   };
-  for_each_saved(
-      table, layout, state_names, [&](const ParamRange& range, const Parameter& parameter, const Stored& stored) {
-        const std::string name = saved_name(parameter, stored.state, stored.name, stored.part);
-        if (is_factors(stored.part)) {
-          const Box whole{.first = {0}, .extent = {saved_shape(parameter, stored.part)[0]}};
-          return add_piece(parameter, stored, {.file = {}, .key = name, .box = whole, .range = range});
-        }
-        const ParamSpan* span = layout.find(range.parameter);
-        SCALETRAIN_CHECK(span != nullptr);
-        const bool is_whole = range.count == parameter.shape.num_elements();
-        int number = 0;
-        for_each_box(*span, range, [&](const Box& box, const ParamRange& part) {
-          add_piece(parameter, stored,
-                    {.file = {},
-                     .key = is_whole ? name : fmt::format("{}@{}", name, number++),
-                     .box = stored.part == StatePart::scales ? in_blocks(box, parameter.state_block) : box,
-                     .range = part});
-        });
-      });
+  for_each_saved(table, layout, state_names,
+                 [&](const ParamRange& range, const Parameter& parameter, const Stored& stored) {
+                   const std::string name = saved_name(parameter, stored.state, stored.name, stored.part);
+                   if (is_factors(stored.part)) {
+                     const Box whole{.first = {0}, .extent = {saved_shape(parameter, stored.part)[0]}};
+                     return add_piece(parameter, stored, {.file = {}, .key = name, .box = whole, .range = range});
+                   }
+                   const ParamSpan* span = layout.find(range.parameter);
+                   SCALETRAIN_CHECK(span != nullptr);
+                   const bool is_whole = range.count == parameter.shape.num_elements();
+                   int number = 0;
+                   for_each_box(*span, range, [&](const Box& box, const ParamRange& part) {
+                     add_piece(parameter, stored,
+                               {.file = {},
+                                .key = is_whole ? name : fmt::format("{}@{}", name, number++),
+                                .box = stored.part == StatePart::scales ? in_blocks(box, parameter.state_block) : box,
+                                .range = part});
+                   });
+                 });
   return plan;
 }
 

@@ -131,7 +131,10 @@ void add_train(KeyTable<Config>& table) {
           at_least(1, kMaxBatch), FIELD(train.micro_batch)));
   table.push_back(top({"train.optimizer.type", "", "The update rule.", never}, EnumCodec<OptimizerKind>(),
                       FIELD(train.optimizer.type)));
-  table.push_back(top({"train.optimizer.learning_rate", "", "The highest learning rate, after warm-up.", with_notice},
+  table.push_back(top({"train.optimizer.learning_rate", "",
+                       "The highest learning rate, after warm-up; of Adafactor as a part of each tensor's root mean "
+                       "square, 0.01 unless given.",
+                       with_notice},
                       NumberCodec{0.0, 1e6}, FIELD(train.optimizer.learning_rate)));
   table.push_back(betas_row());
   table.push_back(
@@ -171,10 +174,10 @@ void add_train(KeyTable<Config>& table) {
   table.push_back(top({"train.optimizer.beta2_exponent", "",
                        "c of Adafactor, whose t-th update keeps 1 - t^-c of the running mean of squares.", with_notice},
                       NumberCodec{0.0, 1.0, Bounds::open_below}, FIELD(train.optimizer.beta2_exponent)));
-  table.push_back(top({"train.optimizer.clip_threshold", "",
-                       "Root mean square above which the direction of a tensor is scaled down to it (Adafactor).",
-                       with_notice},
-                      positive(1e6), FIELD(train.optimizer.clip_threshold)));
+  table.push_back(
+      top({"train.optimizer.clip_threshold", "",
+           "Root mean square above which the direction of a tensor is scaled down to it (Adafactor).", with_notice},
+          positive(1e6), FIELD(train.optimizer.clip_threshold)));
   table.push_back(top({"train.optimizer.smallest_scale", "",
                        "Adafactor's step of a tensor is the learning rate times the tensor's root mean square, or "
                        "times this where that is less.",
@@ -182,7 +185,7 @@ void add_train(KeyTable<Config>& table) {
                       positive(1e3), FIELD(train.optimizer.smallest_scale)));
   table.push_back(top({"train.optimizer.weight_decay", "",
                        "Decay of matrices, not of biases and norms: decoupled, with SGD and LARS a part of the "
-                       "gradient.",
+                       "gradient; with Adafactor 0 unless given.",
                        with_notice},
                       NumberCodec{0.0, 1e3}, FIELD(train.optimizer.weight_decay)));
   table.push_back(

@@ -315,11 +315,15 @@ class FileInspector {
     const CorpusRules rules{.source = source, .tokenizer = counts_tokens ? *options_.tokenizer : bytes};
     const std::vector<CorpusPiece> pieces = {{.file = 0, .range = {}}};
     const CorpusPlace from = first_place(pieces);
+    // A folder may have many small files, and a machine many processors.
+    constexpr std::uint64_t bytes_of_thread = std::uint64_t{4} << 20;
+    const int threads = static_cast<int>(
+        std::min<std::uint64_t>(static_cast<std::uint64_t>(options_.threads), 1 + found.bytes / bytes_of_thread));
     std::int64_t documents = 0;
     std::int64_t tokens = 0;
     std::uint64_t characters = 0;
     tokenise_corpus(
-        {.rules = rules, .pieces = pieces, .from = from, .threads = options_.threads, .write = [&](CorpusBatch& batch) {
+        {.rules = rules, .pieces = pieces, .from = from, .threads = threads, .write = [&](CorpusBatch& batch) {
            for (const CorpusBatch::Run& run : batch.runs) documents += run.ends_document ? 1 : 0;
            tokens += std::ssize(batch.tokens);
            characters += batch.characters;

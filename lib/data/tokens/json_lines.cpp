@@ -49,6 +49,34 @@ int json_lines_at_beginning(const std::filesystem::path& file) {
   return scan.objects(false);
 }
 
+bool may_hold_records(const std::filesystem::path& file, const std::string& field) {
+  constexpr std::size_t most_bytes = 4u << 20;
+  constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
+  constexpr const char* blanks = " \t\r\n";
+  TextStream stream(file, compression_of(file));
+  std::vector<char> beginning(most_bytes);
+  std::size_t size = 0;
+  for (std::size_t read = 1; read > 0 && size < most_bytes; size += read)
+    read = stream.read({beginning.data() + size, most_bytes - size});
+  const auto from = [](std::string_view text, std::size_t place) {
+    return place == std::string_view::npos ? std::string_view() : text.substr(place);
+  };
+  std::string_view text(beginning.data(), size);
+  if (text.starts_with(byte_order_mark)) text.remove_prefix(byte_order_mark.size());
+  text = from(text, text.find_first_not_of(blanks));
+  if (text.starts_with('[')) return from(text, text.find_first_not_of(blanks, 1)).starts_with('{');
+  if (!text.starts_with('{')) return false;
+  const std::size_t newline = text.find('\n');
+  if (newline == std::string_view::npos && size == most_bytes) return true;
+  std::string_view line = text.substr(0, newline);
+  line = line.substr(0, line.find_last_not_of(blanks) + 1);
+  if (!line.ends_with('}')) return false;  // an object over several lines
+  if (newline != std::string_view::npos && from(text, text.find_first_not_of(blanks, newline)).starts_with('{'))
+    return true;
+  const nlohmann::json object = nlohmann::json::parse(line, nullptr, false);
+  return object.is_object() && (object.contains(field) || object.contains("messages") || object.contains("prompt"));
+}
+
 void JsonLinesScan::take(std::string_view piece) {
   while (!piece.empty() && !is_over_) {
     const std::size_t newline = piece.find('\n');

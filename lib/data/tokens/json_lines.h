@@ -30,4 +30,9 @@ class JsonLinesScan {
 // JsonLinesScan::objects() of a file, which may be compressed. Reads its first 4 MiB of text at most.
 int json_lines_at_beginning(const std::filesystem::path& file);
 
+// Whether a file named .json may be one of documents and not one about them, as a meta.json is: its beginning is that
+// of several lines of objects, or of an array of objects, or it is one line with an object that has the field of a
+// document. It need not be valid. Reads as much.
+bool may_hold_records(const std::filesystem::path& file, const std::string& field);
+
 }  // namespace scaletrain

@@ -266,7 +266,7 @@ class StepWalk {
   ShardLayout layout_;
   StoreCalls store_;
   Transformer model_;
-  std::int64_t stage_sums_;  // numbers that the optimizer sums over the stage
+  std::int64_t stage_sums_;              // numbers that the optimizer sums over the stage
   std::vector<GroupCall> update_calls_;  // of the optimizer
   UnitsByChunk units_;
   std::map<std::tuple<int, Opcode, Mode>, std::vector<GroupCall>> passes_;

@@ -47,6 +47,9 @@ constexpr Explanation memory_words[] = {
     {"connections between GPUs", "what NCCL takes for them, an estimate"},
     {process_memory, "what CUDA takes for a process on a GPU, an estimate"},
     {"kernel workspace", "temporaries of the processor's kernels, by thread"},
+    {"whole matrices of the update", "what train.optimizer.type muon orthogonalises, one at a time"},
+    {"sums of the update", "squares by row and column, and their inverse roots, of train.optimizer.type adafactor"},
+    {"sums of the update, on the host", "the same, where the host adds them up"},
     {"staging of offloaded state", "pieces of the host's masters and optimizer state that an update has on the device"},
     {"pinned staging", "batches and pieces of a checkpoint on their way between the host and its device"},
     {"checkpoint staging", "the copy that a checkpoint is written from in the background"},
@@ -286,6 +289,14 @@ std::string communication_words_text(const PlanFacts& facts) {
   std::string text =
       "  hosts: whether a group lies inside one or reaches across several, as the hosts line above says\n";
   text += "  loss, norm, votes: the few numbers of a step that all ranks sum\n";
+  const auto occurs_anywhere = [&](const std::string& purpose) {
+    return std::any_of(group_kinds.begin(), group_kinds.end(), [&](GroupKind kind) {
+      return std::any_of(facts.stages.begin(), facts.stages.end(),
+                         [&](const StageFacts& stage) { return find_volume(stage, kind, purpose) != nullptr; });
+    });
+  };
+  if (occurs_anywhere(std::string(to_text(CallPurpose::squares))))
+    text += "  squares by row and column: a number for each row and column of a stage's matrices (adafactor)\n";
   const auto occurs = [&](GroupKind kind, const std::string& purpose) {
     return std::any_of(facts.stages.begin(), facts.stages.end(),
                        [&](const StageFacts& stage) { return find_volume(stage, kind, purpose) != nullptr; });

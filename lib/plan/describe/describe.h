@@ -37,6 +37,7 @@ struct RunSoFar {
   std::int64_t step = 0;
   std::int64_t last_step = 0;
   std::vector<double> epochs_read{};  // by place in data.train
+  std::int64_t tokens = 0;            // that it has trained on
 };
 
 // What PhasePlan::num_steps is: of a run in epochs an estimate by the sizes of its files or, where these tell nothing,

@@ -165,6 +165,16 @@ double samples_of_steps(const PlanFacts& facts, double first, double count) {
       samples_from(facts.config.train, static_cast<std::int64_t>(first), static_cast<std::int64_t>(count)));
 }
 
+// Of a run of so many tokens whose batch is auto: steps fall to `min` where caps leave no more
+// (train/data/data_left.h).
+std::optional<double> samples_left_of_auto(const PlanFacts& facts) {
+  const TrainConfig& train = facts.config.train;
+  if (!train.adapts_batch || !train.tokens) return std::nullopt;
+  const std::int64_t consumed = facts.options.so_far ? facts.options.so_far->tokens : 0;
+  const std::int64_t left = std::max<std::int64_t>(0, *train.tokens - consumed);
+  return static_cast<double>(round_up(ceil_div(left, facts.config.model.context), train.batch_auto->min));
+}
+
 void add_phases(RunWork& work, const PlanFacts& facts) {
   if (facts.config.train.phases.empty()) return;
   work.tokens = 0;
@@ -195,7 +205,7 @@ RunWork run_work(const PlanFacts& facts) {
     work.first_step = static_cast<double>(so_far->step);
     work.steps_left = static_cast<double>(so_far->last_step - so_far->step);
   }
-  work.samples_left = samples_of_steps(facts, work.first_step, work.steps_left);
+  work.samples_left = samples_left_of_auto(facts).value_or(samples_of_steps(facts, work.first_step, work.steps_left));
   if (!work.phases.empty()) {
     const std::vector<DrawnPart> parts = drawn_parts(work, facts);
     work.samples_left = std::accumulate(parts.begin(), parts.end(), 0.0,

@@ -83,7 +83,7 @@ std::string units_text(const ParamTable& table, const Choice& is_chosen) {
 
 }  // namespace
 
-std::string trained_text(const ParamTable& table) {
+std::string trained_text(const ParamTable& table, std::int64_t steps) {
   const Choice is_frozen = [](const Parameter& parameter) { return parameter.role == ParamRole::frozen; };
   const auto joins_after = [](std::int64_t updates) -> Choice {
     return [updates](const Parameter& parameter) {
@@ -91,13 +91,15 @@ std::string trained_text(const ParamTable& table) {
     };
   };
   const Sum all = sum_of(table, [](const Parameter&) { return true; });
-  const Sum now = sum_of(table, joins_after(0));
+  const Sum now = sum_of(table, [steps](const Parameter& parameter) {
+    return parameter.role == ParamRole::trained && parameter.joins_after <= steps;
+  });
   if (now.tensors == all.tensors) return {};
   std::string text = fmt::format("{} of {} tensors, {} of {} parameters", digits(now.tensors), digits(all.tensors),
                                  digits(now.parameters), digits(all.parameters));
   std::set<std::int64_t> joining;
   for (const Parameter& parameter : table.parameters())
-    if (parameter.joins_after > 0) joining.insert(parameter.joins_after);
+    if (parameter.joins_after > steps) joining.insert(parameter.joins_after);
   for (const std::int64_t updates : joining)
     text +=
         fmt::format("; after {} also {} ({} parameters)", grouped_count(static_cast<std::uint64_t>(updates), "step"),

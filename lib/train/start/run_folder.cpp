@@ -145,7 +145,10 @@ void check_resume_from(const Checkpoint& checkpoint, const LoadedConfig& loaded,
 
 Resumption resumption_from(const Checkpoint& checkpoint, const Config& now) {
   const RunState state = read_state(checkpoint.manifest(), manifest_path(checkpoint));
-  Resumption resumption{.step = state.step, .last_step = last_step(now, state), .epochs_read = {}};
+  Resumption resumption{.step = state.step,
+                        .last_step = last_step(now, state),
+                        .epochs_read = {},
+                        .tokens = state.history.tokens_consumed()};
   const std::vector<SourceConfig> before = config_of(checkpoint).data.train;
   // Those of the last mix stand first, in the order of its data.train; sources that were left out have no path.
   const std::vector<MixSource> known = state.history.sources_read();

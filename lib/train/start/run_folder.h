@@ -74,6 +74,7 @@ struct Resumption {
   std::int64_t last_step = 0;
   // By place in data.train. A source goes by its path here, since nothing is read; one that is new begins at 0.
   std::vector<double> epochs_read;
+  std::int64_t tokens = 0;  // that it has trained on
 };
 // Changes nothing: what a start with --resume auto would refuse of the run's checkpoints and say of its config, by the
 // newest manifest. Damage in the files is found by the start. Nothing where the run has no usable checkpoint.

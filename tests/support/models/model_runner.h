@@ -20,11 +20,9 @@ namespace scaletrain {
 class ModelRunner : public ModelStore {
  public:
   // finetune: its freeze and unfreeze. spec: with its adapters, if it has any.
-  ModelRunner(const ModelSpec& spec, std::unique_ptr<Backend> used_backend,
-              const std::vector<std::string>& state_names,
+  ModelRunner(const ModelSpec& spec, std::unique_ptr<Backend> used_backend, const std::vector<std::string>& state_names,
               const FinetuneConfig& finetune = {}, RecomputeKind recompute = RecomputeKind::none)
-      : ModelStore(table_of(spec, finetune, state_names), std::move(used_backend),
-                   {.state_names = state_names}),
+      : ModelStore(table_of(spec, finetune, state_names), std::move(used_backend), {.state_names = state_names}),
         model(spec, {}, recompute, {.adapter_rows = adapter_rows}) {}
 
   // The sum of the token losses of a micro-batch. ids and targets: [B·T]; so is document_start, where attention is to

@@ -44,7 +44,8 @@ std::shared_ptr<const MatrixPart> matrix_part(std::size_t index, std::int64_t co
 std::vector<std::shared_ptr<const MatrixPart>> matrix_parts() {
   std::vector<std::shared_ptr<const MatrixPart>> all;
   for (const std::int64_t count : lengths())
-    for (const std::int64_t columns : {std::int64_t{1}, std::int64_t{7}, std::int64_t{64}, std::int64_t{129}, count + 3})
+    for (const std::int64_t columns :
+         {std::int64_t{1}, std::int64_t{7}, std::int64_t{64}, std::int64_t{129}, count + 3})
       if (all.size() % 2 == 0 || columns != 1) all.push_back(matrix_part(all.size(), count, columns));
   // Beyond what a thread of any backend sums at once.
   all.push_back(matrix_part(all.size(), 50021, 257));
@@ -70,7 +71,8 @@ std::vector<Case> matrix_squares_cases() {
                                .columns = View(columns.data(), DType::f64, {part->columns})});
       return std::vector<Output>{{"rows", rows, Kind::master}, {"columns", columns, Kind::master}};
     };
-    c.scales = {Values(static_cast<std::size_t>(part->rows), 0.0), Values(static_cast<std::size_t>(part->columns), 0.0)};
+    c.scales = {Values(static_cast<std::size_t>(part->rows), 0.0),
+                Values(static_cast<std::size_t>(part->columns), 0.0)};
     cases.push_back(c);
   }
   return cases;

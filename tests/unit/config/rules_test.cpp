@@ -317,6 +317,18 @@ TEST_CASE("phases come in their order, unfreeze what is frozen, and are told whe
   CHECK(contains(notices("3")[0], "what joins after 3 steps is never trained, because the run has 3"));
 }
 
+TEST_CASE(
+    "the rate and the decay of adafactor are those of a step in proportion to the tensor, unless they are given") {
+  const auto optimizer_of = [](std::vector<std::string> given) {
+    given.emplace_back("train.optimizer.type=adafactor");
+    return load_text(kLeast, given).config.train.optimizer;
+  };
+  CHECK(optimizer_of({}).learning_rate == 1e-2);
+  CHECK(optimizer_of({}).weight_decay == 0);
+  CHECK(optimizer_of({"train.optimizer.learning_rate=6e-4"}).learning_rate == 6e-4);
+  CHECK(optimizer_of({"train.optimizer.weight_decay=0.1"}).weight_decay == 0.1);
+}
+
 TEST_CASE("keys that nothing would read are refused, their defaults are not") {
   struct Case {
     std::vector<std::string> settings;

@@ -222,6 +222,9 @@ TEST_CASE("text that may be JSONL, and JSON that is not read, are told to who wa
           "/a): type: jsonl reads a document of each line, type: text says that text is meant"};
   CHECK(told == expected);
   told.clear();
+  folder.write("damaged/a.txt.gz", "no gzip");
+  config.train[0].path = (folder / "damaged").string();
+  CHECK(source_problems(config, limits).empty());
   config.train[0].type = SourceKind::text;
   config.train[0].path = path + "/a";
   CHECK(source_problems(config, limits).empty());

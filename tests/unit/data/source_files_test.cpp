@@ -25,7 +25,8 @@ using namespace scaletrain::test;
 namespace {
 
 SourceSpec spec_of(const std::filesystem::path& path) {
-  return {.key = "data.train.0", .path = path.string(), .type = SourceKind::automatic, .field = {}, .separator = {}};
+  return {
+      .key = "data.train.0", .path = path.string(), .type = SourceKind::automatic, .field = "text", .separator = {}};
 }
 
 // Their paths below the folder, and what was reported.
@@ -273,7 +274,13 @@ TEST_CASE("a JSON file beside data of another kind is passed over and told by na
                               "not read\n");
   CHECK(found_by(folder, "d/*.jsonl").messages.empty());
   // What may be data is never left out.
-  for (const auto& file : {std::pair("e/lines.json", lines), std::pair("e/lines.json.gz", gzipped(lines + meta))}) {
+  const std::string record = "{\"text\": \"one\"}\n";
+  for (const auto& file :
+       {std::pair("e/lines.json", lines), std::pair("e/lines.json.gz", gzipped(lines + meta)),
+        std::pair("e/document.json", record), std::pair("e/chat.json", std::string("{\"messages\": []}\n")),
+        std::pair("e/array.json", std::string("\n[ {\"instruction\": \"say\"},\n")),
+        std::pair("e/bom.json", "\xEF\xBB\xBF" + lines), std::pair("e/nan.json", "{\"score\": NaN}\n" + lines),
+        std::pair("e/long.json", "{\"text\": \"" + std::string(3u << 20, 'a') + "\"}\n" + lines)}) {
     const TempFolder other;
     other.write("e/part.jsonl", lines);
     const auto data = other.write(file.first, file.second);
@@ -285,7 +292,8 @@ TEST_CASE("a JSON file beside data of another kind is passed over and told by na
   folder.write("f/meta.json", meta);
   CHECK(contains(message_of<UserError>([&] { found_by(folder, "f"); }), "looks like no text"));
   folder.write("f/README", "text");
+  folder.write("f/LICENSE.txt", "text");
   CHECK(contains(message_of<UserError>([&] { found_by(folder, "f"); }), "looks like no text"));
   folder.write("f/a.txt", "text");
-  CHECK(found_by(folder, "f").names == Names{"f/README", "f/a.txt"});
+  CHECK(found_by(folder, "f").names == Names{"f/LICENSE.txt", "f/README", "f/a.txt"});
 }

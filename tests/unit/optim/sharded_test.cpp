@@ -246,8 +246,8 @@ TEST_CASE("adamw under every ZeRO stage makes the weights and state of one rank,
   }
 }
 
-// Gradients are whole numbers, so the sums of their squares are exact, in whatever order. The first update keeps nothing
-// of the zeros before it.
+// Gradients are whole numbers, so the sums of their squares are exact, in whatever order. The first update keeps
+// nothing of the zeros before it.
 TEST_CASE("adafactor's factors are the means of squares over whole rows and columns on every rank, under every stage") {
   ParamTable table = small_model::table(true);
   const OptimizerConfig config{.type = OptimizerKind::adafactor};
@@ -280,7 +280,8 @@ TEST_CASE("adafactor's factors are the means of squares over whole rows and colu
           const auto* factors = model.store.factors(place.parameter).as<double>();
           for (std::size_t i = 0; i < expected.size(); ++i) {
             found[static_cast<std::size_t>(rank.value())] += 1;
-            if (std::fabs(factors[i] - expected[i]) > 1e-14 * expected[i]) wrong[static_cast<std::size_t>(rank.value())]++;
+            if (std::fabs(factors[i] - expected[i]) > 1e-14 * expected[i])
+              wrong[static_cast<std::size_t>(rank.value())]++;
           }
         }
       });

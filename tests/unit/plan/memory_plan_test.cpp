@@ -77,8 +77,14 @@ TEST_CASE("the memory plan is exactly what store and stage memory allocate") {
           make_optimizer(config.train.optimizer)->workspace_bytes(phase.table, layout, phase.store_options());
       const bool keeps_factors = optimizer == OptimizerKind::adafactor;
       CHECK((whole_matrices > 0) == (optimizer == OptimizerKind::muon || keeps_factors));
+      // Of each row and column its sum and the inverse of its root, the host's total and its copy of the factor.
+      std::size_t factors = 0;
+      for (const Parameter& parameter : phase.table.parameters())
+        if (keeps_factors && parameter.shape.num_dims() == 2 && !parameter.tied_to)
+          factors += static_cast<std::size_t>(parameter.shape[0] + parameter.shape[1]);
+      if (keeps_factors) CHECK(whole_matrices == (8 + 4) * factors);
       const std::size_t allocated =
-          store.bytes() + memory.allocated_bytes() + backend->workspace_bytes() + whole_matrices;
+          store.bytes() + memory.allocated_bytes() + backend->workspace_bytes() + whole_matrices + (8 + 4) * factors;
       // A save's copy: the masters and the optimizer's states without their padding, four bytes each. Muon's matrices
       // have one state, Adafactor's a number for each row and each column.
       std::int64_t saved = 0;

@@ -85,7 +85,7 @@ TEST_CASE("save_size_counts_what_the_save_plans_of_all_ranks_hold") {
       config.parallel.pipeline = degrees.pipeline;
       config.train.global_batch = 192;
       if (degrees.tensor == 4) config.train.optimizer.type = OptimizerKind::adafactor;  // whose matrices have factors
-      if (degrees.tensor == 2) config.train.optimizer.type = OptimizerKind::muon;  // whose matrices lack a state
+      if (degrees.tensor == 2) config.train.optimizer.type = OptimizerKind::muon;       // whose matrices lack a state
       const PhasePlan phase = make_run_plan(config, 61, std::nullopt).phases.front();
       CAPTURE(phase.mesh.text());
       const SaveSize size = save_size(phase);

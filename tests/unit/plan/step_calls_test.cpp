@@ -137,7 +137,7 @@ TEST_CASE("before the norms of whole tensors Adafactor sums squares by rows and 
   config.parallel.zero = 1;
   CHECK(contains(joined(order_of(config, 0)), joined({
                                                   "pipeline all_reduce 5 F64 loss, norm, votes",
-                                                  "data all_reduce 412 F64 loss, norm, votes",
+                                                  "data all_reduce 412 F64 squares by row and column",
                                                   "data all_reduce 74 F64 loss, norm, votes",
                                                   "pipeline all_reduce 74 F64 loss, norm, votes",
                                                   "data all_gather 1472 F32 weights",

@@ -232,7 +232,7 @@ TEST_CASE("a_batch_that_is_auto_falls_where_the_epoch_caps_leave_fewer_samples_t
   CHECK(sum == samples / 2 * 2);
   CHECK(steps.back().batch < most);
   CHECK(contains(TempFolder::read(run.paths.logs() / "rank-00000.log"),
-                 "the epoch caps of data.train leave fewer samples than the batch has, which falls from "));
+                 "the epoch caps of data.train leave fewer samples than the batch of "));
   // A resume falls with it, to the bit.
   TinyRun parts;
   const auto all = static_cast<std::int64_t>(steps.size());
@@ -241,6 +241,12 @@ TEST_CASE("a_batch_that_is_auto_falls_where_the_epoch_caps_leave_fewer_samples_t
   CHECK(parts.run(settings) == ExitCode::finished);
   check_same_numbers(run.metrics(), parts.metrics());
   CHECK(tensors_of(run.checkpoint(all)) == tensors_of(parts.checkpoint(all)));
+  // It goes on with the batch that it had, where it is given more.
+  Settings longer = settings;
+  longer.back() = "data.train=[{path: train.txt, epochs: 2}]";
+  longer[3] = fmt::format("train.tokens={}", 16 * (samples + 64));
+  CHECK(run.run(longer) == ExitCode::finished);
+  CHECK(run.metrics().steps.at(steps.size()).batch >= most);
   // What not even steps of the least batch come to is refused before the first.
   settings[3] = fmt::format("train.tokens={}", 16 * (samples + 2));
   TinyRun refused;

@@ -36,8 +36,7 @@ constexpr std::int64_t rows_at_once = 64;
 
 __global__ void sum_squares_of_columns(const float* values, const MatrixPart part, std::int64_t rows_of_block,
                                        int blocks_of_rows, double* sums) {
-  const std::int64_t column =
-      static_cast<std::int64_t>(blockIdx.x % blocks_of_rows) * threads_of_block + threadIdx.x;
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x % blocks_of_rows) * threads_of_block + threadIdx.x;
   const auto index = static_cast<std::int64_t>(blockIdx.x / blocks_of_rows);
   if (column >= part.columns) return;
   const std::int64_t first = index * rows_of_block;
@@ -94,8 +93,8 @@ void compute(const Issue& issue, const MatrixSquares& op) {
   const auto* const values = address<float>(op.values);
   if (part.rows() > 0) {
     constexpr std::size_t shared_bytes = threads_of_block / warp_lanes * sizeof(double);
-    launch(issue.stream, {blocks_for(part.rows(), 1), threads_of_block, shared_bytes}, sum_squares_of_rows, values, part,
-           address<double>(op.rows));
+    launch(issue.stream, {blocks_for(part.rows(), 1), threads_of_block, shared_bytes}, sum_squares_of_rows, values,
+           part, address<double>(op.rows));
   }
   const auto most = static_cast<std::int64_t>(workspace_bytes / sizeof(double)) / part.columns;
   SCALETRAIN_CHECK(most > 0);
@@ -104,8 +103,8 @@ void compute(const Issue& issue, const MatrixSquares& op) {
   const auto blocks_of_rows = narrow<int>(ceil_div<std::int64_t>(part.columns, threads_of_block));
   auto* const sums = reinterpret_cast<double*>(issue.workspace);
   if (count > 0)
-    launch(issue.stream, {blocks_for(count * blocks_of_rows, 1), threads_of_block}, sum_squares_of_columns, values, part,
-           rows_of_block, blocks_of_rows, sums);
+    launch(issue.stream, {blocks_for(count * blocks_of_rows, 1), threads_of_block}, sum_squares_of_columns, values,
+           part, rows_of_block, blocks_of_rows, sums);
   launch(issue.stream, {blocks_for(part.columns), threads_of_block}, add_sums_of_columns, sums, count, part.columns,
          address<double>(op.columns));
 }
