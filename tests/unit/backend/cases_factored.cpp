@@ -1,6 +1,7 @@
 // What an optimizer of factored second moments does with parts of matrices, and with vectors.
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <memory>
 
 #include "base/numbers/checked.h"
@@ -43,10 +44,10 @@ std::shared_ptr<const MatrixPart> matrix_part(std::size_t index, std::int64_t co
 // Of all lengths, in rows of one element, of some, and of more than there are.
 std::vector<std::shared_ptr<const MatrixPart>> matrix_parts() {
   std::vector<std::shared_ptr<const MatrixPart>> all;
-  for (const std::int64_t count : lengths())
-    for (const std::int64_t columns :
-         {std::int64_t{1}, std::int64_t{7}, std::int64_t{64}, std::int64_t{129}, count + 3})
-      if (all.size() % 2 == 0 || columns != 1) all.push_back(matrix_part(all.size(), count, columns));
+  for (const std::int64_t count : lengths()) {
+    const std::int64_t columns[] = {1, 7, 64, 129, count + 3};
+    all.push_back(matrix_part(all.size(), count, columns[all.size() % std::size(columns)]));
+  }
   // Beyond what a thread of any backend sums at once.
   all.push_back(matrix_part(all.size(), 50021, 257));
   all.push_back(matrix_part(all.size(), 40000, 40));
