@@ -99,7 +99,7 @@ Box in_blocks(Box box, std::int64_t block) {
 
 std::string saved_name(const Parameter& parameter, int state, std::string_view state_name, StatePart part) {
   if (state < 0) return parameter.name;
-  const std::string name = state_tensor_name(parameter.name, std::string(state_name));
+  std::string name = state_tensor_name(parameter.name, std::string(state_name));
   switch (part) {
     case StatePart::values:
       return name;
