@@ -100,13 +100,13 @@ inline ModelSpec spec_of_case(const HuggingFaceModel& source, const GoldenCase& 
 
 // One golden model on one backend.
 struct Golden {
-  Golden(const std::string& name, std::unique_ptr<Backend> backend, std::vector<std::string> states,
+  Golden(const std::string& name, std::unique_ptr<Backend> backend, const std::vector<std::string>& states,
          const GoldenCase& of = {}, RecomputeKind recompute = RecomputeKind::none)
       : folder(golden_folder(name)),
         expected(folder / of.file),
         source(folder),
-        runner(spec_of_case(source, of), std::move(backend), std::move(states),
-               {.freeze = of.freeze, .unfreeze = of.unfreeze}, recompute),
+        runner(spec_of_case(source, of), std::move(backend), states, {.freeze = of.freeze, .unfreeze = of.unfreeze},
+               recompute),
         ids(expected.values<std::int32_t>("ids")),
         targets(expected.values<std::int32_t>("targets")) {
     source.load(runner.store, *runner.stream);

@@ -70,7 +70,7 @@ TEST_CASE("a_checkpoint_of_adapters_holds_them_alone_and_names_its_base") {
 TEST_CASE("a_run_says_at_its_start_what_it_trains_where_that_is_not_all_of_the_model") {
   const auto begun = [](const std::string& run, std::vector<std::string> more) {
     more.insert(more.begin(), {"train.steps=1", "train.lr_schedule.warmup=0"});
-    const Ended end = workspace().run(workspace().training(run, more));
+    Ended end = workspace().run(workspace().training(run, more));
     REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
     return end;
   };
