@@ -83,8 +83,8 @@ TEST_CASE("the_noise_of_the_gradient_is_in_the_metrics_of_the_steps_that_measure
   CHECK(without.run({}) == ExitCode::finished);
   CHECK(without.metrics().steps.at(2).noise.has_value());
   CHECK_FALSE(without.metrics().steps.at(3).noise.has_value());
-  for (const auto& scalar : Checkpoint(without.checkpoint(12)).manifest().scalars)
-    CHECK_FALSE(scalar.first.starts_with("gradient_noise"));
+  const Checkpoint last(without.checkpoint(12));
+  for (const auto& scalar : last.manifest().scalars) CHECK_FALSE(scalar.first.starts_with("gradient_noise"));
 }
 
 TEST_CASE("a_run_with_moments_in_8_bits_resumes_to_the_bit_and_keeps_them_so") {
