@@ -578,6 +578,9 @@ TEST_CASE("what is trained, what joins and what is frozen are told by units, in 
       digits(4 * weights + head), digits(6 * (weights + biases) + embedding + head), digits(weights + biases),
       digits(embedding), digits(weights + biases + 4 * biases));
   CHECK(trained_text(table) == text);
+  // What has joined is trained.
+  CHECK(contains(trained_text(table, 1000), "50 of 100 tensors, "));
+  CHECK_FALSE(contains(trained_text(table, 1000), "blocks.2 ("));
   const std::string told = describe_plan(config, plan, {}).text;
   CHECK(has_row(told, "trained 34 of 100 tensors, "));
   std::string unbroken;
