@@ -33,7 +33,7 @@ bool is_said(const Key<Config>& key, const Config& config, const ReadContext& co
   return config.model.preset.has_value() || context.given.contains(key.info.path);
 }
 
-void refuse_difference(const Key<Config>& key, const Config& config, const std::string& theirs, ReadContext& context) {
+void refuse_difference(const Key<Config>& key, const Config& config, const Config& from, ReadContext& context) {
   const bool is_given = context.given.contains(key.info.path);
   const std::string named = is_given ? key.info.path : "model.preset";
   const std::string ours = is_given
@@ -41,17 +41,26 @@ void refuse_difference(const Key<Config>& key, const Config& config, const std::
                                : fmt::format("{} has {} {}", *config.model.preset, key.info.path, key.write(config));
   // What others change on purpose, to train on longer samples than the model was made for.
   const bool is_rotation = key.info.path.starts_with("model.rope_");
+  // A table of positions has a row for each.
+  const bool is_shorter = key.info.path == context_key && config.model.context < from.model.context;
   context.diagnostics.add(place_of(context, named),
                           fmt::format("{}: {}, but the model in {} has {}; leave the key out, or write what the folder "
                                       "has{}",
-                                      named, ours, *config.model.init.from, theirs,
-                                      is_rotation ? "; to go on with another rotation, write it into a copy of the "
-                                                    "folder, as its config.json"
-                                                  : ""));
+                                      named, ours, *config.model.init.from, key.write(from),
+                                      is_shorter    ? "; shorter samples come by phases: [{context: ...}]"
+                                      : is_rotation ? "; to go on with another rotation, write it into a copy of the "
+                                                      "folder, as its config.json"
+                                                    : ""));
 }
 
 // Positions that are rotated have no table: samples may have another length, but for a window.
-void check_context(const FolderModel& theirs, const Config& config, ReadContext& context) {
+void check_context(const FolderModel& theirs, const Config& config, ReadContext& context,
+                   std::vector<std::string>& notices) {
+  if (config.model.context > theirs.model.context)
+    notices.push_back(
+        fmt::format("{}: {}, and the model in {} was made for {}: it has not learnt the positions behind "
+                    "those, which takes training on them",
+                    context_key, config.model.context, *config.model.init.from, theirs.model.context));
   if (!theirs.window || config.model.context <= *theirs.window) return;
   context.diagnostics.add(
       place_of(context, context_key),
@@ -162,9 +171,9 @@ void take_folder_model(const FolderModelLook& look, const std::filesystem::path&
   tell_other_tokenizer(resolved, notices);
   for (const Key<Config>* key : said) {
     if (key->info.path == context_key && config.model.position == PositionKind::rope) {
-      check_context(theirs, config, context);
-    } else if (const std::string text = key->write(from); text != key->write(config)) {
-      refuse_difference(*key, config, text, context);
+      check_context(theirs, config, context, notices);
+    } else if (key->write(from) != key->write(config)) {
+      refuse_difference(*key, config, from, context);
     }
   }
 }

@@ -20,6 +20,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/glob.h"
+#include "data/corpus/corpus_output.h"
 #include "data/instructions/instruction_encoder.h"
 #include "data/instructions/instruction_record.h"
 #include "data/instructions/instruction_source.h"
@@ -96,24 +97,28 @@ class SourceCheck {
   bool has_text() const { return has_text_; }
 
  private:
-  void look_at_template() const {
+  void look_at_template() {
     // A tokenizer that is not there is told as such; where one lies whose files are wrong, by whoever opens it.
     const auto& path = config_.tokenizer.path;
     const bool has_files = !path || path_exists(*path);
     if (!has_files && !config_.instructions.chat_template) return;
     const ChatTemplate chat = chat_template_of(config_, {});
     if (!has_files) return;
-    std::unique_ptr<Tokenizer> tokenizer;
-    try {
-      tokenizer = make_tokenizer(config_.tokenizer, std::nullopt);
-    } catch (const InputError&) {
-      return;
-    } catch (const UserError&) {
-      return;
-    }
-    if (!tokenizer->reads_text()) return;
+    const Tokenizer* tokenizer = open_tokenizer();
+    if (tokenizer == nullptr || !tokenizer->reads_text()) return;
     // No record is encoded: any context does.
     const InstructionEncoder refuses({.records = spec_.records, .chat = chat, .context = 1}, *tokenizer);
+  }
+
+  // The config's; null where it cannot be made, which is told by whoever needs it.
+  const Tokenizer* open_tokenizer() {
+    if (std::exchange(has_looked_for_tokenizer_, true)) return tokenizer_.get();
+    try {
+      tokenizer_ = make_tokenizer(config_.tokenizer, std::nullopt);
+    } catch (const InputError&) {
+    } catch (const UserError&) {
+    }
+    return tokenizer_.get();
   }
 
   void look_at(const FoundFile& file) {
@@ -127,6 +132,9 @@ class SourceCheck {
   void look_at_tokens(const FoundFile& file) {
     const auto tokens = open_source_tokens(spec_, file);
     has_content_ = has_content_ || tokens->num_tokens() > 0;
+    fs::path record = tokens->path();
+    if (path_exists(record.replace_extension(kRecordEnding)) && open_tokenizer() != nullptr)
+      check_tokenizer(spec_, *tokens, *open_tokenizer(), report_);
     if (config_.documents.need_ends() && !ends_documents() && tokens->num_tokens() > 0 && tokens->one_document())
       throw hidden_documents_refusal(spec_, config_.documents, *tokens);
   }
@@ -198,13 +206,15 @@ class SourceCheck {
   bool has_text_ = false;
   bool has_record_ = false;      // was looked at
   bool has_seen_lines_ = false;  // of a file of text
+  bool has_looked_for_tokenizer_ = false;
+  std::unique_ptr<Tokenizer> tokenizer_;
 };
 
 // "KEY: what is wrong", where it begins with a key of the data; else with that of the path.
 InputProblem problem_of(const SourceSpec& spec, const std::string& text, bool is_config) {
   const std::string key = text.substr(0, text.find(": "));
   if (key.starts_with(spec.key + ".") || key.starts_with("data.documents.") || key.starts_with("data.instructions.") ||
-      key == "data.tokenizer")
+      key.starts_with("data.tokenizer"))
     return {.key = key, .message = text.substr(key.size() + 2), .is_config = is_config};
   return {.key = path_key(spec), .message = text, .is_config = is_config};
 }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <fstream>
 #include <functional>
 #include <iterator>
 #include <set>
@@ -18,6 +19,7 @@
 #include "base/file.h"
 #include "base/glob.h"
 #include "base/hash.h"
+#include "base/shell_word.h"
 #include "base/text.h"
 #include "data/corpus/corpus_build.h"
 #include "data/parquet/parquet_file.h"
@@ -61,6 +63,16 @@ bool is_named_json(const fs::path& path) {
   return uncompressed_name(path).extension() == ".json";
 }
 
+bool begins_with_array(const fs::path& path) {
+  if (compression_of(path) != Compression::none) return false;
+  std::array<char, 64> head{};
+  std::ifstream file(path, std::ios::binary);
+  file.read(head.data(), head.size());
+  const std::string_view text(head.data(), static_cast<std::size_t>(file.gcount()));
+  const std::size_t first = text.find_first_not_of(" \t\r\n");
+  return first != std::string_view::npos && text[first] == '[';
+}
+
 FileKind kind_of(const fs::path& path, const SourceSpec& spec) {
   switch (spec.type) {
     case SourceKind::text:
@@ -87,6 +99,12 @@ FileKind kind_of(const fs::path& path, const SourceSpec& spec) {
   }
   if (std::find(kNotText.begin(), kNotText.end(), extension) != kNotText.end() || is_named_json(path)) {
     const bool is_argument = is_of_command(spec);
+    if (is_named_json(path) && begins_with_array(path))
+      throw UserError(fmt::format(
+          "{0}: {1} is an array of JSON, and records stand in lines: jq -c '.[]' {2} > "
+          "{3}.jsonl makes them{4}",
+          is_argument ? path_key(spec) : spec.key + ".type", path.string(), shell_word(path.filename().string()),
+          path.stem().string(), is_argument ? "" : "; or name with a pattern the files that are meant"));
     throw UserError(fmt::format("{}: {} looks like no text, JSONL or token file; unpack or convert it{}",
                                 is_argument ? path_key(spec) : spec.key + ".type", path.string(),
                                 is_argument
@@ -513,13 +531,25 @@ void check_keys_are_used(const SourceSpec& spec, const std::vector<FoundFile>& f
     throw UserError(fmt::format("{}.separator: no file of {} is text, so nothing would use it; remove the key",
                                 spec.key, spec.path));
   }
-  if (spec.separator && (spec.separator->empty() || spec.separator->find('\n') != std::string::npos)) {
-    throw UserError(fmt::format("{}.separator: one line that is not empty is expected", spec.key));
-  }
+  if (spec.separator && spec.separator->find('\n') != std::string::npos)
+    throw UserError(fmt::format("{}.separator: one line is expected, without its end", spec.key));
   if (spec.field != SourceConfig().field && none_is(FileKind::jsonl) && none_is(FileKind::parquet)) {
     throw UserError(fmt::format("{}.field: no file of {} is JSONL or Parquet, so nothing would use it; remove the key",
                                 spec.key, spec.path));
   }
+}
+
+void check_options_are_used(const std::optional<std::string>& separator, const std::string& field,
+                            const std::vector<FoundFile>& files) {
+  const auto has = [&](FileKind kind) {
+    return std::any_of(files.begin(), files.end(), [kind](const FoundFile& file) { return file.kind == kind; });
+  };
+  if (separator && !has(FileKind::text))
+    throw UserError("--separator: no source is text, so nothing would use it; remove the option");
+  if (separator && separator->find('\n') != std::string::npos)
+    throw UserError("--separator: one line is expected, without its end");
+  if (field != SourceConfig().field && !has(FileKind::jsonl) && !has(FileKind::parquet))
+    throw UserError("--field: no source is JSONL or Parquet, so nothing would use it; remove the option");
 }
 
 std::unique_ptr<TokenFile> open_source_tokens(const SourceSpec& spec, const FoundFile& file) {
@@ -530,6 +560,18 @@ std::unique_ptr<TokenFile> open_source_tokens(const SourceSpec& spec, const Foun
                     "the JSONL that they were made of",
                     path_key(spec), file.path.string(), packed->context()));
   return tokens;
+}
+
+void check_tokenizer(const SourceSpec& spec, const TokenFile& file, const Tokenizer& tokenizer,
+                     const Reporter& report) {
+  const auto other = other_tokenizer(file.path(), tokenizer);
+  if (!other) return;
+  if (other->is_certain)
+    throw UserError(
+        fmt::format("{}: {}; name its tokenizer, or build the file again; where its ids are meant as they "
+                    "are, take the record beside it away",
+                    path_key(spec), other->text));
+  if (report) report(fmt::format("notice: {}: {}", path_key(spec), other->text));
 }
 
 UserError text_refusal(const SourceSpec& spec, const FoundFile& file, const std::string& tokenizer) {

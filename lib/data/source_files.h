@@ -115,8 +115,15 @@ std::vector<std::filesystem::path> list_files(const std::string& path);
 // token files, and for files that hold no such records.
 void check_keys_are_used(const SourceSpec& spec, const std::vector<FoundFile>& files);
 
+// The same of a command's --separator and --field, for the files of all its sources.
+void check_options_are_used(const std::optional<std::string>& separator, const std::string& field,
+                            const std::vector<FoundFile>& files);
+
 // By its header. UserError for what the cache holds of instructions: it is cut for one context.
 std::unique_ptr<TokenFile> open_source_tokens(const SourceSpec& spec, const FoundFile& file);
+
+// UserError where its record says that another tokenizer made its ids; a notice where that may be.
+void check_tokenizer(const SourceSpec& spec, const TokenFile& file, const Tokenizer& tokenizer, const Reporter& report);
 
 // Text, where the tokenizer reads token files only.
 UserError text_refusal(const SourceSpec& spec, const FoundFile& file, const std::string& tokenizer);

@@ -65,9 +65,7 @@ class OpenFoundSource final : public FoundSource {
       if (file.kind != FileKind::tokens && !tokenizer_.reads_text())
         throw text_refusal(spec_, file, tokenizer_.description());
       token_files_.push_back(file.kind == FileKind::tokens ? open_source_tokens(spec_, file) : nullptr);
-      if (file.kind != FileKind::tokens || !options_.report) continue;
-      if (const auto other = other_tokenizer(token_files_.back()->path(), tokenizer_))
-        options_.report(fmt::format("notice: {}: {}", path_key(spec_), other->text));
+      if (file.kind == FileKind::tokens) check_tokenizer(spec_, *token_files_.back(), tokenizer_, options_.report);
     }
     content_.key = spec_.key;
     content_.path = spec_.path;
@@ -83,7 +81,12 @@ class OpenFoundSource final : public FoundSource {
     std::vector<std::uint64_t> identities;
     std::vector<OpenedPart> opened;
     content_.tokens = 0;
+    left_out_ = 0;
     for (std::size_t i = 0; i < parts.size(); ++i) opened.push_back(open_part(parts[i], i, identities));
+    if (content_.tokens == 0 && left_out_ > 0)
+      throw InputError(fmt::format(
+          "{}: {}: no answer of its {} begins within model.context {}, so that nothing is learned; raise the context",
+          path_key(spec_), spec_.path, grouped_count(left_out_, "record"), options_.context));
     if (content_.tokens == 0 && spec_.part)
       throw InputError(
           fmt::format("{}: {}: no document falls to the {:g} % that are {}; choose another share, or name more {}",
@@ -179,7 +182,7 @@ class OpenFoundSource final : public FoundSource {
                     .on_bad_record = config_.on_bad_record,
                     .instructions = rules_,
                     .part = spec_.part,
-                    .can_skip = !is_option(spec_)};
+                    .skip_setting = is_option(spec_) ? "" : TextSource().skip_setting};
     for (const std::size_t i : places)
       if (!token_files_[i]) text.files.push_back(text_file(files_[i]));
     return text;
@@ -232,6 +235,7 @@ class OpenFoundSource final : public FoundSource {
     std::vector<std::uint64_t> numbers;  // of contents and order
     std::vector<std::unique_ptr<TokenFile>> files;
     const auto add = [&](std::unique_ptr<TokenFile> file, std::uint64_t identity) {
+      if (const auto* packed = dynamic_cast<const PackedFile*>(file.get())) left_out_ += packed->counts().left_out;
       if (file->num_tokens() == 0) return;
       content_.tokens = checked_add(content_.tokens, file->num_tokens());
       numbers.push_back(static_cast<std::uint64_t>(file->num_tokens()));
@@ -270,6 +274,7 @@ class OpenFoundSource final : public FoundSource {
   std::vector<std::unique_ptr<TokenFile>> token_files_;  // of each file; nothing: it is text
   std::optional<InstructionRules> rules_;                // of a source of instructions
   SourceContent content_;
+  std::uint64_t left_out_ = 0;  // records of instructions that the context cuts before their answers
   // Only where this process has read the files itself; then also, of each file:
   std::optional<ContentRecord> record_;
   std::vector<std::uint64_t> identities_;  // TokenFile::identity()

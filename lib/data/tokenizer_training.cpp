@@ -37,16 +37,14 @@ class CountingSink final : public DocumentSink {
   std::uint64_t size_ = 0;
 };
 
-std::vector<TextFile> text_files_of(const TokenizerTrainingRequest& request, const std::string& path) {
+std::vector<FoundFile> files_of(const TokenizerTrainingRequest& request, const std::string& path) {
   const SourceSpec spec{
       .key = "SOURCES", .path = path, .type = request.type, .field = request.field, .separator = request.separator};
-  std::vector<TextFile> files;
-  for (const FoundFile& file : find_files(spec, request.report)) {
+  std::vector<FoundFile> files = find_files(spec, request.report);
+  for (const FoundFile& file : files)
     if (file.kind == FileKind::tokens)
       throw UserError(fmt::format("{}: {} holds tokens; a tokenizer is trained on text or JSONL", path_key(spec),
                                   file.path.string()));
-    files.push_back(text_file(file));
-  }
   return files;
 }
 
@@ -58,19 +56,28 @@ TokenizerTrainingResult train_tokenizer(const TokenizerTrainingRequest& request)
   TokenizerTrainingResult result;
   PieceCounter counter(text_of(request.pattern), std::max(request.threads, 1));
   CountingSink sink(counter, result);
+  std::vector<std::vector<FoundFile>> files_of_sources;
+  std::vector<FoundFile> all;
   for (const std::string& path : request.sources) {
-    TextSource source{.files = text_files_of(request, path),
+    const std::vector<FoundFile>& files = files_of_sources.emplace_back(files_of(request, path));
+    all.insert(all.end(), files.begin(), files.end());
+  }
+  check_options_are_used(request.separator, request.field, all);
+  for (std::size_t i = 0; i < request.sources.size(); ++i) {
+    TextSource source{.files = {},
                       .field = request.field,
                       .separator = request.separator,
-                      .on_bad_record = request.on_bad_record};
+                      .on_bad_record = request.on_bad_record,
+                      .skip_setting = kSkipOption};
     TextNotes notes;
-    for (const TextFile& file : source.files) {
+    for (const FoundFile& found : files_of_sources[i]) {
+      const TextFile file = text_file(found);
       Hasher ignored;
       read_documents(file, source, sink, ignored, notes);
     }
     if (request.report)
-      for (const std::string& line :
-           notes.lines(path, request.type == SourceKind::automatic ? jsonl_remedy_of("--type") : std::string()))
+      for (const std::string& line : notes.lines(
+               request.sources[i], request.type == SourceKind::automatic ? jsonl_remedy_of("--type") : std::string()))
         request.report(line);
   }
   const std::vector<PieceCount> pieces = counter.finish();

@@ -28,6 +28,7 @@
 #include "optim/weight_average.h"
 #include "support/models/gradient_share.h"
 #include "support/models/model_runner.h"
+#include "support/near.h"
 
 namespace scaletrain {
 
@@ -313,7 +314,7 @@ inline Course train_twenty_steps(const std::string& name, std::unique_ptr<Backen
     optimizer->step(*runner.backend, *runner.stream, runner.store, outcome.block);
     runner.stream->synchronize();
     const auto at = static_cast<std::size_t>(step);
-    CHECK(rate == doctest::Approx(rates[at]).epsilon(1e-14));
+    CHECK(rate == Near(rates[at]).epsilon(1e-14));
     course.losses.push_back(std::abs(outcome.loss - losses[at]) / losses[at]);
     course.grad_norms.push_back(std::abs(outcome.grad_norm - norms[at]) / norms[at]);
     num_clipped += outcome.grad_norm > number("clip_norm") ? 1 : 0;

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "support/models/tiny_model.h"
+#include "support/near.h"
 #include "support/ranks/rank_trainer.h"
 #include "support/ranks/test_layout.h"
 #include "support/temp_folder.h"
@@ -199,7 +200,7 @@ TEST_CASE("every_layout_gives_each_choice_of_a_task_the_same_log_likelihood") {
       CHECK(value < 0.0);
       sum -= value;
     }
-    CHECK(sum == doctest::Approx(expected.loss_of_all).epsilon(1e-12));
+    CHECK(sum == Near(expected.loss_of_all).epsilon(1e-12));
     for (const TestLayout& layout : layouts()) {
       CAPTURE(questions);
       CAPTURE(layout.name);
@@ -207,7 +208,7 @@ TEST_CASE("every_layout_gives_each_choice_of_a_task_the_same_log_likelihood") {
       CHECK(outcome.ranks_agree);
       REQUIRE(outcome.result.log_likelihoods.size() == expected.result.log_likelihoods.size());
       for (std::size_t i = 0; i < expected.result.log_likelihoods.size(); ++i)
-        CHECK(outcome.result.log_likelihoods[i] == doctest::Approx(expected.result.log_likelihoods[i]).epsilon(1e-12));
+        CHECK(outcome.result.log_likelihoods[i] == Near(expected.result.log_likelihoods[i]).epsilon(1e-12));
       CHECK(outcome.result.score.accuracy == expected.result.score.accuracy);
       CHECK(outcome.result.score.normalized_accuracy == expected.result.score.normalized_accuracy);
     }
@@ -244,7 +245,7 @@ TEST_CASE("only_the_first_samples_are_evaluated_where_fewer_are_asked_for") {
   const EvaluationOutcome some = evaluate(evaluation_config({"data 2, pipeline 2", 2, 1, 2, 0}), 13, 5);
   const EvaluationOutcome set_of_five = evaluate(evaluation_config({"one rank", 1, 1, 1, 0}), 5, 0);
   CHECK(some.losses[0].tokens == set_of_five.losses[0].tokens);
-  CHECK(some.losses[0].loss == doctest::Approx(set_of_five.losses[0].loss).epsilon(1e-12));
+  CHECK(some.losses[0].loss == Near(set_of_five.losses[0].loss).epsilon(1e-12));
 }
 
 TEST_CASE("a_set_without_unmasked_tokens_is_an_error_on_every_rank") {

@@ -4,6 +4,7 @@
 #include <deque>
 #include <set>
 
+#include "support/near.h"
 #include "trap_runs.h"
 
 using namespace scaletrain;
@@ -109,7 +110,7 @@ TEST_CASE("trap_every_rank_and_layout_clips_by_the_one_norm_of_the_whole_model")
           const double norm = run.results[step].outcome.grad_norm;
           CHECK((norm > clip) == (clip < 1.0));
           const double expected = rate_of(base, static_cast<std::int64_t>(step) + 1) * std::min(norm, clip);
-          CHECK(distance(run.weights[step + 1], run.weights[step]) == doctest::Approx(expected).epsilon(1e-9));
+          CHECK(distance(run.weights[step + 1], run.weights[step]) == Near(expected).epsilon(1e-9));
         }
         CHECK(largest_difference(run.weights.back(), one.weights.back()).error <= 1e-9);
       }
@@ -125,7 +126,7 @@ TEST_CASE("trap_clipping_is_not_silently_off_in_any_precision") {
     for (std::size_t step = 0; step < 2; ++step) {
       CHECK(run.results[step].outcome.grad_norm > 0.1);
       const double expected = 0.1 * rate_of(config, static_cast<std::int64_t>(step) + 1);
-      CHECK(distance(run.weights[step + 1], run.weights[step]) == doctest::Approx(expected).epsilon(1e-4));
+      CHECK(distance(run.weights[step + 1], run.weights[step]) == Near(expected).epsilon(1e-4));
     }
   }
 }
@@ -142,7 +143,7 @@ TEST_CASE("trap_norm_leaves_out_no_stage_counts_no_replica_twice_and_uses_no_sta
       for (std::size_t step = 0; step < 3; ++step) {
         const double scale = run.plan.loss_gradient * static_cast<double>(run.results[step].target_tokens);
         const double expected = std::sqrt(squares_of(run.gradients[step])) / scale;
-        CHECK(run.results[step].outcome.grad_norm == doctest::Approx(expected).epsilon(1e-12));
+        CHECK(run.results[step].outcome.grad_norm == Near(expected).epsilon(1e-12));
         // Another step's gradients would be noticed.
         CHECK(std::abs(run.results[step].outcome.grad_norm - run.results[(step + 1) % 3].outcome.grad_norm) > 1e-6);
       }
@@ -164,7 +165,7 @@ TEST_CASE("trap_tied_embedding_counts_once_in_the_norm_and_in_the_parameters") {
       const double scale = run.plan.loss_gradient * static_cast<double>(run.results[0].target_tokens);
       const double once = squares_of(run.gradients[0]);
       const double twice = once + squares_of({{tied, run.gradients[0].at(tied)}});
-      CHECK(run.results[0].outcome.grad_norm == doctest::Approx(std::sqrt(once) / scale).epsilon(1e-12));
+      CHECK(run.results[0].outcome.grad_norm == Near(std::sqrt(once) / scale).epsilon(1e-12));
       CHECK(std::sqrt(twice / once) > 1.01);  // or the test shows nothing
       CHECK(run.plan.table.num_parameters() == parameters);
       std::int64_t saved = 0;
@@ -186,7 +187,7 @@ TEST_CASE("trap_norm_of_gradients_whose_squares_leave_the_range_of_their_type_is
       const NormRun scaled = run_norm(config, 1, backend, scale);
       CHECK(scaled.problem == "");
       CHECK(scaled.results[0].outcome.skip == SkipReason::none);
-      CHECK(scaled.results[0].outcome.grad_norm == doctest::Approx(plain.results[0].outcome.grad_norm).epsilon(1e-4));
+      CHECK(scaled.results[0].outcome.grad_norm == Near(plain.results[0].outcome.grad_norm).epsilon(1e-4));
       CHECK(largest_difference(scaled.weights[1], plain.weights[1]).error <= 1e-6);
     }
   }
@@ -220,8 +221,7 @@ TEST_CASE("trap_ranks_that_own_no_parameters_take_part_in_the_norm_and_hang_nobo
       // stage of the head has its norm besides, which is the first replica's too.
       CHECK(without == (stages[0] == 0 ? 3 : 2));
       for (std::size_t step = 0; step < 2; ++step)
-        CHECK(run.results[step].outcome.grad_norm ==
-              doctest::Approx(one.results[step].outcome.grad_norm).epsilon(1e-9));
+        CHECK(run.results[step].outcome.grad_norm == Near(one.results[step].outcome.grad_norm).epsilon(1e-9));
       CHECK(largest_difference(run.weights.back(), one.weights.back()).error <= 1e-9);
     }
   }

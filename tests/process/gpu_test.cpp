@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "gpu_machine.h"
+#include "support/near.h"
 #include "tiny_run.h"
 
 namespace scaletrain {
@@ -53,7 +54,7 @@ TEST_CASE("a_run_on_a_gpu_says_what_it_computes_on_and_resumes_to_the_bit") {
   REQUIRE(steps.size() == 6);
   for (const nlohmann::json& step : steps) {
     CHECK(step.at("mfu").get<double>() ==
-          doctest::Approx(flops * step.at("tokens_per_second").get<double>() / 989e12).epsilon(1e-9));
+          Near(flops * step.at("tokens_per_second").get<double>() / 989e12).epsilon(1e-9));
     CHECK(step.at("gpu_memory_in_use") == std::uint64_t{1} << 30);
   }
 
@@ -94,7 +95,7 @@ TEST_CASE("losses_in_tf32_are_near_those_in_fp32_and_not_the_same") {
   REQUIRE(found.size() == 6);
   for (std::size_t i = 0; i < found.size(); ++i) {
     const double loss = found[i].at("loss").get<double>();
-    CHECK(loss == doctest::Approx(expected[i].at("loss").get<double>()).epsilon(5e-3 / 4));
+    CHECK(loss == Near(expected[i].at("loss").get<double>()).epsilon(5e-3 / 4));
     CHECK(loss != expected[i].at("loss").get<double>());
   }
   const nlohmann::json start = openings_of(workspace() / "tf32-whole").at(0);

@@ -274,6 +274,12 @@ class Reasons {
   }
 
   std::string text() const { return joined_lines(lines_); }
+  // Without those that this line says already.
+  std::string text_beside(const std::string& line) const {
+    std::vector<std::string> others = lines_;
+    std::erase(others, line);
+    return joined_lines(others);
+  }
   // UserError where the config is to be mended, InputError where it is the data or a folder.
   void refuse(const std::string& opening) const {
     if (lines_.empty()) return;
@@ -376,7 +382,8 @@ ExitCode check_config(const CheckArguments& arguments) {
   try {
     plan = plan_without_data(planned, planned_world(planned, world, gpus));
   } catch (const UserError& error) {
-    throw UserError(loaded.located(error.what()) + reasons.text());
+    const std::string problem = loaded.located(error.what());
+    throw UserError(problem + reasons.text_beside(problem));
   }
   if (!plan)
     throw UserError("there is no plan without the tokenizer's size, and this cannot be run yet:" + reasons.text());

@@ -57,7 +57,10 @@ void ReadingArguments::declare(CLI::App& command, bool reads_tokens) {
       ->capture_default_str();
   command.add_option("--field", field_, "The key (JSONL) or column (Parquet) that holds the document")
       ->capture_default_str();
-  command.add_option("--separator", separator_, "A line that ends a document (text); else a file is one");
+  // An empty one is a value: an empty line.
+  command.add_option_function<std::string>(
+      "--separator", [this](const std::string& line) { separator_ = line; },
+      "A line that ends a document (text), \"\" an empty one; else a file is one");
   command
       .add_option("--on-bad-record", on_bad_record_,
                   "What a line or row without a document does; skip: it is counted and told")
@@ -74,10 +77,6 @@ SourceKind ReadingArguments::type() const {
 
 std::string ReadingArguments::jsonl_remedy() const {
   return type() == SourceKind::automatic ? jsonl_remedy_of("--type") : std::string();
-}
-
-std::optional<std::string> ReadingArguments::separator() const {
-  return separator_.empty() ? std::nullopt : std::optional(separator_);
 }
 
 BadRecordPolicy ReadingArguments::on_bad_record() const {

@@ -25,13 +25,13 @@ class ReadingArguments {
   // Of text that may be JSONL, for its notes (data/tokens/text_notes.h).
   std::string jsonl_remedy() const;
   const std::string& field() const { return field_; }
-  std::optional<std::string> separator() const;
+  std::optional<std::string> separator() const { return separator_; }
   BadRecordPolicy on_bad_record() const;
 
  private:
   std::string type_ = "auto";
   std::string field_ = SourceConfig().field;
-  std::string separator_;  // empty: none
+  std::optional<std::string> separator_;
   std::string on_bad_record_ = "fail";
 };
 

@@ -154,12 +154,13 @@ void check_base(const EvaluateArguments& arguments) {
                                 arguments.models.front()));
 }
 
+bool is_folder_of_others(const std::string& path) {
+  return locate_model(path).source == ModelSource::hugging_face;
+}
+
 // --tokenizer is of the Hugging Face folders among several models; of checkpoints alone it is refused. --base is of
 // those that have adapters.
 ModelArgument argument_of(const EvaluateArguments& arguments, const std::string& path) {
-  const auto is_folder_of_others = [](const std::string& model) {
-    return locate_model(model).source == ModelSource::hugging_face;
-  };
   ModelArgument argument = arguments.model;
   argument.path = path;
   if (!argument.tokenizer.empty() && !is_folder_of_others(path) &&
@@ -169,6 +170,11 @@ ModelArgument argument_of(const EvaluateArguments& arguments, const std::string&
   return argument;
 }
 
+[[noreturn]] void refuse_without_data(const std::string& path) {
+  throw UserError(fmt::format("{}: {} names no validation set and no task: give --data PATH, or --task NAME=FILE", path,
+                              is_folder_of_others(path) ? "a Hugging Face folder" : "its config"));
+}
+
 ExitCode evaluate(const EvaluateArguments& arguments) {
   arguments.records.check();
   const std::vector<NamedTask> tasks = named_tasks(arguments);
@@ -176,6 +182,9 @@ ExitCode evaluate(const EvaluateArguments& arguments) {
   const bool measures_sets = tasks.empty() || !arguments.data.empty();
   // Before the first of them is read and measured for nothing.
   for (const std::string& path : arguments.models) locate_model(path);
+  if (measures_sets && arguments.data.empty())
+    for (const std::string& path : arguments.models)
+      if (is_folder_of_others(path)) refuse_without_data(path);
   check_base(arguments);
   std::vector<SetReport> reports;
   std::vector<TaskReport> task_reports;
@@ -185,9 +194,7 @@ ExitCode evaluate(const EvaluateArguments& arguments) {
     OpenedModel model(argument_of(arguments, path), [&](LoadedModel& found) {
       measured = open_tasks(arguments, tasks, found);
       if (measures_sets) sets = open_sets(arguments.data, found, arguments.records.value());
-      if (sets.empty() && measured.empty())
-        throw UserError(
-            "the model's config names no validation set and no task: give --data PATH, or --task NAME=FILE");
+      if (sets.empty() && measured.empty()) refuse_without_data(path);
     });
     for (const ChoiceTask& task : measured) task_reports.push_back(report_on(arguments, model, task));
     for (const NamedSet& named : sets) reports.push_back(report_on(arguments, model, named));
@@ -219,8 +226,9 @@ Command add_evaluate(CLI::App& app) {
   arguments->records.declare(*command);
   command
       ->add_option("--task", arguments->tasks,
-                   "Multiple choice by log-likelihood: a JSONL file of `question`, `choices`, `answer` (repeatable); "
-                   "then no loss but on --data. Without --task and --data: the config's tasks too")
+                   "Multiple choice by log-likelihood: a JSONL file of `question`, `choices`, `answer` (repeatable), a "
+                   "choice behind its question and a space; then no loss but on --data. Without --task and --data: the "
+                   "config's tasks too")
       ->type_name("NAME=FILE")
       ->allow_extra_args(false);
   command->add_option("--batches", arguments->batches, "At most so many micro-batches per set; 0: all")

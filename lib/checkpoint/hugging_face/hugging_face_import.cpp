@@ -327,12 +327,31 @@ bool is_hugging_face_folder(const std::filesystem::path& folder) {
          !std::filesystem::exists(folder / "manifest.json", ignored);
 }
 
+namespace {
+
+// What is no Hugging Face folder, by what it is instead.
+void refuse_other_folder(const std::filesystem::path& folder) {
+  if (!path_exists(folder))
+    throw InputError(
+        fmt::format("{}: no such folder; a model that has only a name on a hub is downloaded first", folder.string()));
+  if (path_exists(folder / "config.json")) return;
+  const bool is_checkpoint = path_exists(folder / "manifest.json");
+  if (is_checkpoint || path_exists(folder / "checkpoints"))
+    throw InputError(
+        fmt::format("{}: {}, and a Hugging Face folder is expected: make one of it with `scaletrain checkpoint export "
+                    "{} --to huggingface --output FOLDER`, and name that",
+                    folder.string(), is_checkpoint ? "a checkpoint" : "a run's folder", shell_word(folder.string())));
+}
+
+}  // namespace
+
 HuggingFaceShape read_hugging_face_shape(const std::filesystem::path& folder) {
   if (is_adapter_folder(folder))
     throw InputError(
         fmt::format("{}: holds adapters of peft's (adapter_config.json) and no model: name the folder of their base "
                     "model, and train on from these with finetune.lora.from",
                     folder.string()));
+  refuse_other_folder(folder);
   const auto config_path = confined_path(folder, "config.json", folder.string());
   return parse_hugging_face_config(read_json_file(config_path, {.bytes = config_limit_bytes}), config_path.string());
 }

@@ -20,9 +20,9 @@ void add_source_rows(KeyTable<Record>& table, ResumeRule rule) {
       EnumCodec<RecordKind>(), FIELD(records)));
   table.push_back(row<Record>({"field", "", "The key (jsonl) or column (parquet) that holds the document.", rule},
                               TextCodec(), FIELD(field)));
-  table.push_back(
-      row<Record>({"separator", "", "A line that ends a document (text); null: a file is one document.", rule},
-                  optional(TextCodec{TextRule::may_be_empty}), FIELD(separator)));
+  table.push_back(row<Record>(
+      {"separator", "", "A line that ends a document (text), \"\" an empty one; null: a file is one.", rule},
+      optional(TextCodec{TextRule::may_be_empty}), FIELD(separator)));
 }
 
 }  // namespace

@@ -350,8 +350,11 @@ void add_rest(KeyTable<Config>& table) {
           at_least(0), FIELD(evaluate.batches)));
   table.push_back(top({"evaluate.ema", "", "Evaluate train.ema's average of the weights in their place."}, BoolCodec(),
                       FIELD(evaluate.ema)));
-  table.push_back(list_row({"evaluate.tasks", "", "Multiple-choice tasks to evaluate on, all of each.", freely, "[]"},
-                           "list of tasks", task_table(), FIELD(evaluate.tasks)));
+  table.push_back(
+      list_row({"evaluate.tasks", "",
+                "Multiple-choice tasks to evaluate on, all of each; a choice stands behind its question and a space.",
+                freely, "[]"},
+               "list of tasks", task_table(), FIELD(evaluate.tasks)));
   table.push_back(section_row({"early_stop", "", "Stop when a metric no longer improves; null: never."},
                               early_stop_table(), FIELD(early_stop)));
   table.push_back(checkpoint_every_row());

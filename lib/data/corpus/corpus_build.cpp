@@ -42,8 +42,11 @@ std::vector<double> split_shares(const std::vector<double>& split) {
 
 // The files of all sources, one after the other.
 TextSource find_text(const CorpusRequest& request) {
-  TextSource text{
-      .files = {}, .field = request.field, .separator = request.separator, .on_bad_record = request.on_bad_record};
+  TextSource text{.files = {},
+                  .field = request.field,
+                  .separator = request.separator,
+                  .on_bad_record = request.on_bad_record,
+                  .skip_setting = kSkipOption};
   std::vector<FoundFile> all;
   for (const std::string& path : request.sources) {
     const SourceSpec spec{
@@ -56,15 +59,7 @@ TextSource find_text(const CorpusRequest& request) {
       text.files.push_back(text_file(file));
     }
   }
-  const auto has = [&](FileKind kind) {
-    return std::any_of(all.begin(), all.end(), [kind](const FoundFile& file) { return file.kind == kind; });
-  };
-  if (request.separator && !has(FileKind::text))
-    throw UserError("--separator: no source is text, so nothing would use it; remove the option");
-  if (request.separator && (request.separator->empty() || request.separator->find('\n') != std::string::npos))
-    throw UserError("--separator: one line that is not empty is expected");
-  if (request.field != CorpusRequest().field && !has(FileKind::jsonl) && !has(FileKind::parquet))
-    throw UserError("--field: no source is JSONL or Parquet, so nothing would use it; remove the option");
+  check_options_are_used(request.separator, request.field, all);
   return text;
 }
 
@@ -111,6 +106,7 @@ nlohmann::json record_of(const CorpusRequest& request, std::uint64_t hash, const
            {{"name", request.tokenizer_name},
             {"description", tokenizer.description()},
             {"vocab", tokenizer.vocab_size()},
+            {"ids", to_hex(tokenizer.hash_of_ids(tokenizer.vocab_size()))},
             {"end_of_document", end}}},
           {"notes", notes.to_json()}};
 }

@@ -76,9 +76,9 @@ std::vector<std::filesystem::path> shards_beside_merged(const std::vector<std::f
 // That a token file, by its record, was made with another tokenizer than this one.
 struct OtherTokenizer {
   std::string text;
-  bool is_certain = false;  // by their kind or number of tokens; else it may be the same, written in another way
+  bool is_certain = false;  // that ids mean other tokens; else it may be the same, written in another way
 };
-// Nothing where it has no record, or they are the same.
+// Nothing where it has no record, or its ids mean the same tokens: this one may have more.
 std::optional<OtherTokenizer> other_tokenizer(const std::filesystem::path& token_file, const Tokenizer& tokenizer);
 
 // What NAME.build.json says; nothing: there is none. InputError: it cannot be read.

@@ -109,6 +109,8 @@ std::optional<OtherTokenizer> other_tokenizer(const fs::path& token_file, const 
   stem.replace_extension();
   std::string name;
   std::string made_with;
+  std::int64_t vocab = 0;
+  std::string ids;  // empty: of a build that did not say
   try {
     const std::optional<nlohmann::json> record = build_record(stem);
     if (!record) return std::nullopt;
@@ -116,6 +118,8 @@ std::optional<OtherTokenizer> other_tokenizer(const fs::path& token_file, const 
     const nlohmann::json& theirs = json_member(*record, "tokenizer", where);
     name = json_string(theirs, "name", where);
     made_with = json_string(theirs, "description", where);
+    vocab = json_integer(theirs, "vocab", where);
+    ids = theirs.value("ids", "");
   } catch (const InputError&) {
     return std::nullopt;  // the tokens are there all the same
   }
@@ -126,10 +130,11 @@ std::optional<OtherTokenizer> other_tokenizer(const fs::path& token_file, const 
   const std::string theirs = content_of(made_with);
   const std::string ours = content_of(tokenizer.description());
   if (theirs == ours) return std::nullopt;
-  // "bpe HASH, 500 tokens"
+  // "bpe HASH, 500 tokens". One may have been added tokens to.
   const auto kind_of = [](const std::string& text) { return text.substr(0, text.find_first_of(" ,")); };
-  const auto number_of = [](const std::string& text) { return text.substr(std::min(text.rfind(", "), text.size())); };
-  const bool is_certain = kind_of(theirs) != kind_of(ours) || number_of(theirs) != number_of(ours);
+  const bool is_within = vocab >= 0 && vocab <= tokenizer.vocab_size();
+  if (!ids.empty() && is_within && ids == to_hex(tokenizer.hash_of_ids(vocab))) return std::nullopt;
+  const bool is_certain = !ids.empty() || !is_within || kind_of(theirs) != kind_of(ours);
   return OtherTokenizer{
       fmt::format("{} was made with the tokenizer {} ({}), and this is another file ({}), whose ids {} other tokens",
                   token_file.string(), name, theirs, ours, is_certain ? "mean" : "may mean"),

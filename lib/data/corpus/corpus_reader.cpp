@@ -278,7 +278,7 @@ void tokenise(CorpusBatch& batch, const CorpusRules& rules) {
       std::string parsed;
       if (batch.file->kind == TextKind::jsonl) parsed = document_of_line(bytes, rules.source.field, where);
       const std::string_view document = batch.file->kind == TextKind::jsonl ? parsed : bytes;
-      note_odd_document(document, where, batch.notes);
+      note_odd_document(document, *batch.file, where, batch.notes);
       if (!document.empty()) append(document, part_of_document(document_hash(document), rules.shares), true, true);
     } catch (const BadRecordError& error) {
       if (rules.source.on_bad_record == BadRecordPolicy::fail) throw_bad_record(error, rules.source);

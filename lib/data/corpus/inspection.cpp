@@ -252,8 +252,21 @@ class FileInspector {
     std::vector<std::int32_t> ids(
         static_cast<std::size_t>(std::min<std::int64_t>(size, options_.tokenizer ? kShownBytes : kShownTokens)));
     tokens.read(begin, ids, vocab);
-    if (options_.tokenizer != nullptr) return quoted(options_.tokenizer->decode(ids), kShownBytes);
+    if (options_.tokenizer != nullptr) return quoted(spelled(ids), kShownBytes);
     return fmt::format("{}{}", fmt::join(ids, " "), std::ssize(ids) < size ? " ..." : "");
+  }
+
+  // What the tokens say, special ones by their names.
+  std::string spelled(std::span<const std::int32_t> ids) const {
+    std::string text;
+    std::size_t begin = 0;
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      const std::string name = options_.tokenizer->special_name(ids[i]);
+      if (name.empty()) continue;
+      text += options_.tokenizer->decode(ids.subspan(begin, i - begin)) + name;
+      begin = i;  // what follows is decoded behind it: some begin otherwise at the beginning of a text
+    }
+    return text + options_.tokenizer->decode(ids.subspan(begin));
   }
 
   // What is learned stands in brackets.
@@ -269,8 +282,8 @@ class FileInspector {
           std::find(learned.begin() + static_cast<std::ptrdiff_t>(at), learned.end(), learned[at] == 0 ? 1 : 0) -
           learned.begin());
       const auto part = std::span(ids).subspan(at, end - at);
-      const std::string said = options_.tokenizer != nullptr ? quoted(options_.tokenizer->decode(part), kShownBytes)
-                                                             : fmt::format("{}", fmt::join(part, " "));
+      const std::string said =
+          options_.tokenizer != nullptr ? quoted(spelled(part), kShownBytes) : fmt::format("{}", fmt::join(part, " "));
       text += (text.empty() ? "" : " ") + (learned[at] != 0 ? "[" + said + "]" : said);
       at = end;
     }
@@ -291,7 +304,8 @@ class FileInspector {
     const TextSource source{.files = {text},
                             .field = options_.field,
                             .separator = options_.separator,
-                            .on_bad_record = options_.on_bad_record};
+                            .on_bad_record = options_.on_bad_record,
+                            .skip_setting = kSkipOption};
     if (found.records) return look_at_records(source, found);
     if (options_.show > 0) found.shown = first_documents(source);
     count_documents(source, found);
@@ -379,6 +393,7 @@ std::vector<FoundFile> files_of(const std::string& path, const InspectionOptions
     found.bytes = bytes_of(found.path);
     found.problem = std::move(file.problem);
   }
+  if (inspection.files.empty()) check_options_are_used(options.separator, options.field, files);
   return files;
 }
 

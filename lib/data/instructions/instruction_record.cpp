@@ -132,13 +132,7 @@ InstructionRecord completion_of(const nlohmann::json& object, const std::string&
 
 InstructionRecord parse_instruction(std::string_view line, RecordKind records, const std::string& where) {
   SCALETRAIN_CHECK(records != RecordKind::text);
-  nlohmann::json value;
-  try {
-    value = parse_json(line, where, {.depth = 64, .bytes = kMaxLineBytes});
-  } catch (const InputError& error) {
-    throw BadRecordError("not valid JSON", error.what());
-  }
-  if (!value.is_object()) throw BadRecordError("no JSON object", fmt::format("{}: each line is a JSON object", where));
+  const nlohmann::json value = object_of_line(line, where);
   refuse_unread(value, kRecordKeys, where);
   return records == RecordKind::messages ? conversation_of(value, where) : completion_of(value, where);
 }

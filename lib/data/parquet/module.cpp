@@ -51,7 +51,7 @@ std::string columns_text(const parquet::SchemaDescriptor& schema) {
   for (int i = 0; i < std::min(root.field_count(), most); ++i)
     names += (names.empty() ? "" : ", ") + quoted(root.field(i)->name());
   if (root.field_count() > most) names += " ...";
-  return names.empty() ? "; it has no column at all" : "; it has " + names + ": name one of them as the source's field";
+  return names.empty() ? "; it has no column at all" : "; it has " + names + ": name one of them as the field";
 }
 
 bool is_text(const parquet::ColumnDescriptor& column) {

@@ -18,8 +18,9 @@ namespace {
 
 constexpr std::size_t kPlacesKept = 3;
 constexpr std::size_t kHeadBytes = 4096;
-// Among what is odd: told in a line of its own, since it is text as it should be.
+// Among what is odd: each told in a line of its own, since it is text as it should be.
 constexpr const char* kJsonLines = "whose first lines are JSON objects";
+constexpr const char* kEmptyRecords = "without a character";
 
 struct Magic {
   std::string_view bytes;
@@ -72,6 +73,10 @@ std::size_t cut_character(std::string_view text) {
   return text.size();
 }
 
+void keep_place(std::vector<std::string>& first, const std::string& place) {
+  if (first.size() < kPlacesKept && std::find(first.begin(), first.end(), place) == first.end()) first.push_back(place);
+}
+
 nlohmann::json places_json(std::uint64_t count, const std::vector<std::string>& first) {
   return {{"count", count}, {"first", first}};
 }
@@ -85,15 +90,14 @@ std::string jsonl_remedy_of(std::string_view type) {
 void TextNotes::note(Kinds& kinds, const std::string& kind, const std::string& place) {
   Places& places = kinds[kind];
   ++places.count;
-  if (places.first.size() < kPlacesKept) places.first.push_back(place);
+  keep_place(places.first, place);
 }
 
 void TextNotes::note_all(Kinds& kinds, const Kinds& later) {
   for (const auto& [kind, more] : later) {
     Places& places = kinds[kind];
     places.count += more.count;
-    for (const std::string& place : more.first)
-      if (places.first.size() < kPlacesKept) places.first.push_back(place);
+    for (const std::string& place : more.first) keep_place(places.first, place);
   }
 }
 
@@ -107,6 +111,10 @@ void TextNotes::add_odd(const std::string& what, const std::string& place) {
 
 void TextNotes::add_json_lines(const std::string& place) {
   note(odd_, kJsonLines, place);
+}
+
+void TextNotes::add_empty_record(const std::string& file) {
+  note(odd_, kEmptyRecords, file);
 }
 
 void TextNotes::add(const TextNotes& later) {
@@ -131,14 +139,21 @@ std::vector<std::string> TextNotes::lines(const std::string& name, const std::st
   };
   Kinds odd = odd_;
   const auto json_lines = odd.extract(kJsonLines);
+  const auto empty_records = odd.extract(kEmptyRecords);
   std::vector<std::string> lines;
   if (!skipped_.empty()) {
-    lines.push_back(fmt::format("{}: {} {} skipped (on_bad_record: skip): {}", name,
-                                grouped_count(num_skipped(), "bad record"), num_skipped() == 1 ? "was" : "were",
-                                list(skipped_)));
+    lines.push_back(fmt::format("{}: {} {} skipped: {}", name, grouped_count(num_skipped(), "bad record"),
+                                num_skipped() == 1 ? "was" : "were", list(skipped_)));
   }
   if (!odd.empty())
     lines.push_back(fmt::format("notice: {}: not all of it looks like text in UTF-8: {}", name, list(odd)));
+  if (!empty_records.empty()) {
+    const Places& places = empty_records.mapped();
+    const bool is_one = places.count == 1;
+    lines.push_back(fmt::format("notice: {}: {} no text and {} ({})", name,
+                                grouped_count(places.count, "record") + (is_one ? " holds" : " hold"),
+                                is_one ? "is no document" : "are no documents", fmt::join(places.first, ", ")));
+  }
   if (!json_lines.empty() && !jsonl_remedy.empty()) {
     const Places& places = json_lines.mapped();
     const bool is_one = places.count == 1;
@@ -222,6 +237,7 @@ void OddTextScan::take(std::string_view piece) {
 
 nlohmann::json OddTextScan::state() const {
   nlohmann::json state = {{"looks_like", looks_like_}};
+  if (has_byte_order_mark_) state["byte_order_mark"] = true;
   if (nul_) state["nul"] = *nul_;
   if (invalid_) state["invalid"] = *invalid_;
   if (has_json_lines_ || lines_.objects(false) > 0) state["json_lines"] = true;
@@ -233,6 +249,7 @@ void OddTextScan::restore(const nlohmann::json& state, const std::string& where)
   if (state.contains("nul")) nul_ = json_unsigned(state, "nul", where);
   if (state.contains("invalid")) invalid_ = json_unsigned(state, "invalid", where);
   has_json_lines_ = state.value("json_lines", false);
+  has_byte_order_mark_ = state.value("byte_order_mark", false);
 }
 
 void OddTextScan::judge_head() {
@@ -240,6 +257,7 @@ void OddTextScan::judge_head() {
   for (const Magic& magic : kMagics)
     if (head_.starts_with(magic.bytes)) looks_like_ = magic.what;
   if (looks_like_.empty() && looks_like_utf16(head_)) looks_like_ = "UTF-16";
+  has_byte_order_mark_ = head_.starts_with("\xef\xbb\xbf");
   head_.clear();
 }
 
@@ -250,6 +268,7 @@ void OddTextScan::finish(TextNotes& notes) {
     notes.add_odd("that looks like " + looks_like_, name_);
   } else {
     if (invalid_) notes.add_odd("that is no UTF-8", fmt::format("{} at byte {}", name_, *invalid_));
+    if (has_byte_order_mark_) notes.add_odd("that begins with a byte order mark, which is read as text", name_);
     if (nul_) notes.add_odd("that holds NUL", fmt::format("{} at byte {}", name_, *nul_));
     if (has_json_lines_ || lines_.objects(true) > 0) notes.add_json_lines(name_);
   }

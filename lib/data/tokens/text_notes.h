@@ -36,13 +36,16 @@ class TextNotes {
   void add_odd(const std::string& what, const std::string& place);
   // A text whose first lines are JSON objects.
   void add_json_lines(const std::string& place);
+  // A record whose text is empty: it is no document. Where in the file is not kept, since there may be many.
+  void add_empty_record(const std::string& file);
   // Those of what was read after this.
   void add(const TextNotes& later);
 
   bool empty() const { return skipped_.empty() && odd_.empty(); }
   std::uint64_t num_skipped() const;
-  // For people, at most one line on what was skipped, one on odd text and one on text that may be JSONL. `name`: what
-  // was read. jsonl_remedy: how such text is read as JSONL; empty: it was said to be text, so nothing is told of it.
+  // For people, at most one line each on what was skipped, on odd text, on empty records and on text that may be JSONL.
+  // `name`: what was read. jsonl_remedy: how such text is read as JSONL; empty: it was said to be text, so nothing is
+  // told of it.
   std::vector<std::string> lines(const std::string& name, const std::string& jsonl_remedy = {}) const;
 
   nlohmann::json to_json() const;
@@ -53,7 +56,7 @@ class TextNotes {
  private:
   struct Places {
     std::uint64_t count = 0;
-    std::vector<std::string> first;  // a few
+    std::vector<std::string> first;  // a few, each once
     bool operator==(const Places&) const = default;
   };
   using Kinds = std::map<std::string, Places>;
@@ -87,6 +90,7 @@ class OddTextScan {
   bool may_begin_within_character_;
   std::string head_;                  // the first bytes, until they are judged
   std::string looks_like_;            // "UTF-16", "a PDF"; empty: text
+  bool has_byte_order_mark_ = false;  // of UTF-8
   JsonLinesScan lines_;               // takes the text where it is read from its beginning
   bool has_json_lines_ = false;       // where it is not: what was found before
   std::string unfinished_;            // the beginning of a character at the end of the last piece

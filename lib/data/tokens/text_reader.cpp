@@ -165,7 +165,7 @@ class ParsedLines final : public LineSink {
     const std::string where = line_text(file_, place);
     try {
       const std::string document = document_of_line(text, source_.field, where);
-      note_odd_document(document, where, notes_);
+      note_odd_document(document, file_, where, notes_);
       sink_.text(document);
     } catch (const BadRecordError& error) {
       pass_over(error);
@@ -197,12 +197,13 @@ std::string fields_text(const nlohmann::json& object) {
     if (names.size() < most) names.push_back(quoted(name, 40));
   const std::optional<RecordKind> instructions = instructions_of(object);
   return fmt::format("; the line has {}{}: {}", fmt::join(names, ", "), object.size() > most ? " ..." : "",
-                     instructions ? instruction_uses(*instructions) : "name one of them as the source's field");
+                     instructions ? instruction_uses(*instructions) : "name one of them as the field");
 }
 
 }  // namespace
 
-void note_odd_document(std::string_view document, const std::string& where, TextNotes& notes) {
+void note_odd_document(std::string_view document, const TextFile& file, const std::string& where, TextNotes& notes) {
+  if (document.empty()) notes.add_empty_record(file.path.string());
   if (document.find('\0') != std::string_view::npos) notes.add_odd("that holds NUL", where);
 }
 
@@ -216,7 +217,8 @@ void throw_bad_record(const BadRecordError& error, const TextSource& source, std
   throw BadRecordError(
       error.reason(),
       fmt::format("{}; mend the {}, or {}", error.what(), noun,
-                  source.can_skip ? fmt::format("have such {}s left out (on_bad_record: skip)", noun) : "take it out"));
+                  source.skip_setting.empty() ? "take it out"
+                                              : fmt::format("have such {}s left out ({})", noun, source.skip_setting)));
 }
 
 void throw_changed_file(const std::filesystem::path& file) {
@@ -227,18 +229,27 @@ BadRecordError too_long_line(const std::string& where) {
   return {"too long", fmt::format("{}: the line is longer than {} bytes", where, kMaxLineBytes)};
 }
 
-std::string document_of_line(std::string_view line, const std::string& field, const std::string& where) {
-  std::string document;
-  if (find_string_member(line, field, document)) return document;
+nlohmann::json object_of_line(std::string_view line, const std::string& where, const std::string& said) {
+  // A file that is one array, in a line or in many.
+  const std::size_t first = line.find_first_not_of(" \t");
+  const std::string remedy = first != std::string_view::npos && line[first] == '['
+                                 ? "; jq -c '.[]' makes such lines of a file that is an array"
+                                 : "";
   nlohmann::json value;
   try {
     value = parse_json(line, where, {.depth = 64, .bytes = kMaxLineBytes});
   } catch (const InputError& error) {
-    throw BadRecordError("not valid JSON", error.what());
+    throw BadRecordError("not valid JSON", error.what() + remedy);
   }
   if (!value.is_object())
-    throw BadRecordError("no JSON object",
-                         fmt::format("{}: each line is a JSON object with the key {}", where, quoted(field)));
+    throw BadRecordError("no JSON object", fmt::format("{}: each line is a JSON object{}{}", where, said, remedy));
+  return value;
+}
+
+std::string document_of_line(std::string_view line, const std::string& field, const std::string& where) {
+  std::string document;
+  if (find_string_member(line, field, document)) return document;
+  const nlohmann::json value = object_of_line(line, where, " with the key " + quoted(field));
   const auto found = value.find(field);
   if (found == value.end())
     throw BadRecordError("without the field " + quoted(field),
@@ -247,7 +258,7 @@ std::string document_of_line(std::string_view line, const std::string& field, co
     throw BadRecordError("no text in the field " + quoted(field),
                          fmt::format("{}: {} is {}, expected a string", where, quoted(field), found->type_name()));
   }
-  return std::move(found->get_ref<std::string&>());
+  return found->get<std::string>();
 }
 
 void read_lines(const TextFile& file, const TextRange& range, LineSink& sink, const ReadingHooks& hooks) {
@@ -315,7 +326,7 @@ void read_documents(const TextFile& file, const TextSource& source, DocumentSink
   if (file.kind == TextKind::parquet) {
     return read_rows(file, source, 0,
                      [&](std::string_view text, const LinePlace& place) {
-                       note_odd_document(text, line_text(file, place), notes);
+                       note_odd_document(text, file, line_text(file, place), notes);
                        sink.text(text);
                        sink.end_document(place.offset + 1);
                      },

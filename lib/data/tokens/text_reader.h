@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 
@@ -58,6 +59,8 @@ struct ReadingHooks {
 
 // JSONL: its lines, not parsed.
 void read_lines(const TextFile& file, const TextRange& range, LineSink& sink, const ReadingHooks& hooks = {});
+// The object that a line is. `said`: what more a refusal says of it. BadRecordError: it is none.
+nlohmann::json object_of_line(std::string_view line, const std::string& where, const std::string& said = {});
 // The document of a line. BadRecordError: it has none.
 std::string document_of_line(std::string_view line, const std::string& field, const std::string& where);
 BadRecordError too_long_line(const std::string& where);
@@ -66,8 +69,8 @@ BadRecordError too_long_line(const std::string& where);
                                    std::string_view noun = "line");
 // Its bytes are not those that were hashed before.
 [[noreturn]] void throw_changed_file(const std::filesystem::path& file);
-// What a document is told for that JSON lets be in one: NUL.
-void note_odd_document(std::string_view document, const std::string& where, TextNotes& notes);
+// What a record's text is told for: NUL, which JSON lets be in one, at `where`, and that there is none.
+void note_odd_document(std::string_view document, const TextFile& file, const std::string& where, TextNotes& notes);
 
 // Parquet: the column source.field, from that row on, in which a null is a bad record: it is skipped or thrown, as
 // source.on_bad_record says. place.offset is the row, place.number that from 1 on.

@@ -56,8 +56,12 @@ struct TextSource {
   BadRecordPolicy on_bad_record = BadRecordPolicy::fail;
   std::optional<InstructionRules> instructions{};  // all files are JSONL of such records; nothing: of text
   std::optional<DocumentPart> part{};              // of the documents; nothing: all
-  bool can_skip = true;  // whoever asks may set on_bad_record: what messages advise; decides nothing
+  // How whoever asks says that bad records are skipped; empty: there is no way. For messages.
+  std::string_view skip_setting = "on_bad_record: skip";
 };
+
+// The same of the commands of `scaletrain data`.
+inline constexpr std::string_view kSkipOption = "--on-bad-record skip";
 
 inline constexpr std::string_view token_cache_extension = ".tokens";
 

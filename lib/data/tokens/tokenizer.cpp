@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <charconv>
 
 #include "base/error.h"
@@ -27,12 +28,30 @@ void check_vocab(const Tokenizer& tokenizer, std::optional<std::int64_t> model_v
                                 tokenizer.vocab_size()));
 }
 
+// A folder with the other kind's files alone: what is wrong is the type.
+void check_type(const TokenizerConfig& config) {
+  if (!config.path || !is_folder(*config.path)) return;
+  const bool has_bpe = holds_bpe_files(*config.path);
+  const bool has_sentencepiece = holds_sentencepiece_file(*config.path);
+  if (config.type == TokenizerKind::bpe && !has_bpe && has_sentencepiece)
+    throw UserError(
+        fmt::format("data.tokenizer.type: bpe, but the tokenizer in {} is SentencePiece's "
+                    "(tokenizer.model); write sentencepiece",
+                    *config.path));
+  if (config.type == TokenizerKind::sentencepiece && !has_sentencepiece && has_bpe)
+    throw UserError(
+        fmt::format("data.tokenizer.type: sentencepiece, but {} holds no tokenizer.model; it holds {}: "
+                    "write bpe",
+                    *config.path, bpe_files(*config.path).front().filename().string()));
+}
+
 std::unique_ptr<Tokenizer> make_file_tokenizer(const TokenizerConfig& config, std::optional<std::int64_t> model_vocab) {
   const bool is_bpe = config.type == TokenizerKind::bpe;
   const std::string_view file = is_bpe ? "tokenizer.json" : "tokenizer.model";
   if (!config.path)
     throw UserError(fmt::format("data.tokenizer.path: the tokenizer type {} needs it: a {}, or a folder that holds one",
                                 is_bpe ? "bpe" : "sentencepiece", file));
+  check_type(config);
   std::unique_ptr<Tokenizer> tokenizer;
   try {
     if (is_bpe) {
@@ -57,6 +76,19 @@ std::unique_ptr<Tokenizer> make_file_tokenizer(const TokenizerConfig& config, st
 
 std::uint64_t Tokenizer::hash() const {
   return hash_text(description());
+}
+
+std::uint64_t Tokenizer::hash_of_ids(std::int64_t count) const {
+  SCALETRAIN_CHECK(count <= vocab_size());
+  Hasher hasher;
+  for (std::int64_t id = 0; id < count; ++id) {
+    const auto token = static_cast<std::int32_t>(id);
+    const std::string text = decode(std::span(&token, 1));
+    const std::string name = text.empty() ? special_name(token) : std::string();
+    const std::array<std::uint64_t, 2> hashes = {hash_text(text), hash_text(name)};
+    hasher.update(std::as_bytes(std::span(hashes)));
+  }
+  return hasher.digest();
 }
 
 std::vector<std::int32_t> ByteTokenizer::encode(std::string_view text) const {
@@ -134,6 +166,7 @@ std::string IdsTokenizer::description() const {
 
 std::vector<std::filesystem::path> tokenizer_files(const TokenizerConfig& config) {
   if (!config.path) return {};
+  check_type(config);
   if (config.type == TokenizerKind::sentencepiece) return {sentencepiece_file(*config.path)};
   return config.type == TokenizerKind::bpe ? bpe_files(*config.path) : std::vector<std::filesystem::path>();
 }

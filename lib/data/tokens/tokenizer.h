@@ -55,6 +55,8 @@ class Tokenizer {
   virtual std::string normalized(std::string_view text) const { return std::string(text); }
   // Special tokens decode to nothing. An id outside the vocabulary is an InputError.
   virtual std::string decode(std::span<const std::int32_t> tokens) const = 0;
+  // For people: what a special token is called ("<|endoftext|>", "<s>"); empty for all other ids.
+  virtual std::string special_name(std::int32_t /*token*/) const { return {}; }
 
   // The length of the longest prefix p of `text` that is known to satisfy
   //   encode(p + rest) = encode(p) + encode_rest(rest) and encode_rest(p + rest) = encode_rest(p) + encode_rest(rest),
@@ -65,6 +67,8 @@ class Tokenizer {
   // Says everything that decides the ids, for people and for hash(): "bytes, 257 tokens".
   virtual std::string description() const = 0;
   std::uint64_t hash() const;
+  // Of what each of the first `count` ids is: the same wherever those mean the same tokens.
+  std::uint64_t hash_of_ids(std::int64_t count) const;
 
   // The files that it was made from and that a checkpoint must carry.
   virtual std::vector<std::filesystem::path> files() const = 0;
@@ -80,6 +84,9 @@ class ByteTokenizer final : public Tokenizer {
   bool reads_text() const override { return true; }
   std::vector<std::int32_t> encode(std::string_view text) const override;
   std::string decode(std::span<const std::int32_t> tokens) const override;
+  std::string special_name(std::int32_t token) const override {
+    return token == kEndOfDocument ? "<end of document>" : std::string();
+  }
   std::size_t safe_cut(std::string_view text) const override { return text.size(); }
   std::string description() const override;
   std::vector<std::filesystem::path> files() const override { return {}; }
@@ -108,7 +115,7 @@ class IdsTokenizer final : public Tokenizer {
 // The texts of these tokens, one after the other; of each id its text. InputError for an id beyond them.
 std::string joined_texts(std::span<const std::string> texts, std::span<const std::int32_t> tokens);
 
-// The files that a tokenizer of this config is made from, without making it; none for bytes and ids.
+// The files that a tokenizer of this config is made from, without making it; none for bytes and ids. Errors as below.
 std::vector<std::filesystem::path> tokenizer_files(const TokenizerConfig& config);
 
 // `model_vocab` is model.vocab, nothing for `auto`. UserError: ids without a number in model.vocab, an end_of_document

@@ -139,7 +139,7 @@ TEST_CASE("what_cannot_be_built_is_refused_by_name_and_what_is_damaged_ends_with
   CHECK(file.at("documents") == 1);
   CHECK(file.at("tokens") == 2);
   CHECK(file.at("dtype") == "uint16");
-  CHECK(file.at("shown").at(0) == "\"x\"");
+  CHECK(file.at("shown").at(0) == "\"x<end of document>\"");
   check_built(workspace().run({"data", "verify", "o"}));
 }
 
@@ -198,6 +198,23 @@ TEST_CASE("what_data_is_is_told_also_where_not_all_of_it_can_be_used") {
   CHECK(named.says("--type jsonl"));
   check_built(workspace().run(
       {"data", "build", "mixed/lines.json", "--tokenizer", "bytes", "--output", "lj", "--type", "jsonl"}));
+}
+
+TEST_CASE("an_empty_line_ends_a_document_where_the_separator_is_one") {
+  workspace().write("blank/a.txt", "one\nstill one\n\n\ntwo\n");
+  const auto documents = [](const std::vector<std::string>& options) {
+    std::vector<std::string> command = {"data",  "build",    "blank/a.txt", "--tokenizer",
+                                        "bytes", "--output", "blank/out",   "--overwrite"};
+    command.insert(command.end(), options.begin(), options.end());
+    check_built(workspace().run(command));
+    return workspace().run({"data", "inspect", "blank/out.bin", "--tokenizer", "bytes", "--show", "9"}).output;
+  };
+  const std::string divided = documents({"--separator", ""});
+  CHECK_MESSAGE(contains(divided, "document 0: \"one\\nstill one\\n<end of document>\""), divided);
+  CHECK_MESSAGE(contains(divided, "document 1: \"two\\n<end of document>\""), divided);
+  CHECK(contains(documents({}), "1 document,"));
+  const Ended wrong = workspace().run({"data", "inspect", "blank/out.bin", "--separator", ""});
+  check_refused(wrong, 2, {"--separator: no source is text, so nothing would use it; remove the option"});
 }
 
 TEST_CASE("token_files_say_where_another_tokenizer_has_made_them") {

@@ -6,6 +6,7 @@
 #include "models.h"
 #include "process/tiny_run.h"
 #include "refusal.h"
+#include "support/near.h"
 #include "unit/data/shared_data.h"
 
 namespace scaletrain {
@@ -265,7 +266,7 @@ TEST_CASE("a_gguf_file_says_what_rounding_cost_and_refuses_what_it_cannot_hold")
     const std::string before = held() + ": loss ";
     const std::size_t at = end.output.find(before);
     REQUIRE(at != std::string::npos);
-    CHECK(std::stod(end.output.substr(at + before.size())) == doctest::Approx(loss).epsilon(1e-5));
+    CHECK(std::stod(end.output.substr(at + before.size())) == Near(loss).epsilon(1e-5));
     const std::size_t after = end.output.find("in fp32, ");
     REQUIRE(after != std::string::npos);
     lost[dtype == "int4"] = std::abs(std::stod(end.output.substr(after + 9)) / loss - 1);
@@ -403,7 +404,7 @@ TEST_CASE("what_is_wrong_with_a_command_is_refused_before_the_weights_are_read")
   refused({"generate", "--prompt", "a", "--chat"}, {"--chat: the model's tokenizer"});
   refused({"evaluate", "--data", "absent.txt"}, {"absent.txt"});
   refused({"evaluate", "--task", "a=" + held()}, {held()}, 3);
-  refused({"evaluate"}, {"no validation set and no task"});
+  refused({"evaluate"}, {"a Hugging Face folder names no validation set and no task"});
   refused({"checkpoint", "export", "--to", "gguf", "--output", "no/such.gguf"}, {"no such folder"});
   refused({"checkpoint", "export", "--to", "huggingface", "--output", "hollow-unread"}, {"not an empty folder"});
   refused({"checkpoint", "export", "--to", "gguf", "--dtype", "int8", "--output", "no.gguf", "--data", "absent.txt"},

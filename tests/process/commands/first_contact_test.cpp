@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "process/tiny_run.h"
 #include "refusal.h"
+#include "support/near.h"
 
 namespace scaletrain {
 namespace {
@@ -62,7 +63,7 @@ TEST_CASE("check_tells_about_how_many_steps_epochs_are_and_says_where_it_cannot"
   const double steps = 2.5 * samples / plan.at("global_batch").get<double>();
   CHECK(plan.at("steps").get<double>() >= steps);
   CHECK(plan.at("steps").get<double>() <= steps + 4);
-  CHECK(plan.at("work").at("sources")[0].at("epochs").get<double>() == doctest::Approx(2.5).epsilon(0.05));
+  CHECK(plan.at("work").at("sources")[0].at("epochs").get<double>() == Near(2.5).epsilon(0.05));
   CHECK(says(check({}), "\nsteps +about [0-9,]+ \\(train.epochs 2.5, by the sizes of the files; a start\\s+counts\\)"));
   CHECK(says(check({}), "\nwork +about "));
   // Nobody knows how many bytes of an archive are a token.
@@ -93,9 +94,8 @@ TEST_CASE("check_counts_what_the_choices_of_tasks_cost") {
   const nlohmann::json plan = nlohmann::json::parse(check("task.jsonl", {"--json"}).output);
   CHECK(plan.at("tasks").at("choices") == 5);
   const double steps = 5.0 / (3.0 * plan.at("global_batch").get<double>());
-  CHECK(plan.at("tasks").at("as_steps").get<double>() == doctest::Approx(steps));
-  CHECK(plan.at("tasks").at("seconds").get<double>() ==
-        doctest::Approx(steps * plan.at("time").at("step_seconds").get<double>()));
+  CHECK(plan.at("tasks").at("as_steps").get<double>() == Near(steps));
+  CHECK(plan.at("tasks").at("seconds").get<double>() == Near(steps * plan.at("time").at("step_seconds").get<double>()));
   CHECK(says(check("task.jsonl", {}).output,
              "\ntasks +5 choices of evaluate.tasks, each as long as the context: about as"));
   workspace().write("bad.jsonl", R"({"question": "a", "choices": ["b", "c"], "answer": 2})");
@@ -128,8 +128,7 @@ TEST_CASE("check_counts_what_caps_of_epochs_leave") {
   const auto [end, short_of] = check("3", ", epochs: 1.5");
   CHECK(end.exit_code == 2);
   CHECK(end.says("data.train.0.epochs: "));
-  CHECK(short_of.at("work").at("samples_that_caps_leave").get<double>() ==
-        doctest::Approx(1.5 * samples).epsilon(0.01));
+  CHECK(short_of.at("work").at("samples_that_caps_leave").get<double>() == Near(1.5 * samples).epsilon(0.01));
 }
 
 TEST_CASE("check_opens_with_a_verdict_for_this_machine_and_for_a_named_device") {
@@ -143,7 +142,7 @@ TEST_CASE("check_opens_with_a_verdict_for_this_machine_and_for_a_named_device") 
   const nlohmann::json plan = nlohmann::json::parse(json.output);
   REQUIRE(plan.at("work").at("sources").size() == 1);
   CHECK(plan.at("work").at("sources")[0].at("epochs").get<double>() ==
-        doctest::Approx(plan.at("work").at("tokens").get<double>() / bytes));
+        Near(plan.at("work").at("tokens").get<double>() / bytes));
 
   const Ended gpu = workspace().run({"check", "config.yaml", "--set", "precision.compute=bf16", "--device", "H100"});
   CHECK(gpu.output.starts_with("fits "));

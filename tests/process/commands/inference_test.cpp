@@ -14,6 +14,7 @@
 #include "models.h"
 #include "process/tiny_run.h"
 #include "refusal.h"
+#include "support/near.h"
 
 namespace scaletrain {
 namespace {
@@ -118,7 +119,7 @@ TEST_CASE("evaluate_takes_a_run_a_checkpoint_and_data_of_the_users") {
   CHECK(loss_of(workspace().run({"evaluate", undisturbed_run().string(), "--json"})) == of_data);
   // Samples are the same whatever their number at once; only the order of the sum may differ.
   CHECK(loss_of(workspace().run({"evaluate", newest(), "--data", held(), "--json", "--micro-batch", "3"})) ==
-        doctest::Approx(of_data).epsilon(1e-6));
+        Near(of_data).epsilon(1e-6));
   const Ended two = workspace().run({"evaluate", newest(), "--data", held(), "--data", "train.txt", "--json"});
   REQUIRE(two.exit_code == 0);
   CHECK(nlohmann::json::parse(two.output).size() == 2);
@@ -239,7 +240,7 @@ TEST_CASE("evaluate_says_bits_per_byte_and_several_models_side_by_side") {
   CHECK(bytes == tokens - 1);
   CHECK(bytes == read_file(held()).size() - 1);  // the first one is not a target
   CHECK(all[1].at("bits_per_byte").get<double>() ==
-        doctest::Approx(all[1].at("loss").get<double>() * tokens / bytes / std::log(2.0)).epsilon(1e-12));
+        Near(all[1].at("loss").get<double>() * tokens / bytes / std::log(2.0)).epsilon(1e-12));
   const Ended table = workspace().run({"evaluate", older, newest(), "--data", held()});
   CHECK_MESSAGE(table.output.starts_with(held() + "\nmodel "), table.output);
   for (const char* words : {"nats/token", "perplexity/token", "bits/byte", "step-00000020", "step-00000200"})
@@ -265,7 +266,7 @@ TEST_CASE("evaluate_measures_multiple_choice_tasks_with_their_standard_errors") 
   CHECK(found[0].at("questions") == 8);
   CHECK(found[0].at("cut_texts") == 2);
   for (const char* key : {"accuracy", "accuracy_error", "normalized_accuracy", "normalized_accuracy_error"})
-    CHECK(found[0].at(key).get<double>() == doctest::Approx(expected.at(key).get<double>()).epsilon(1e-12));
+    CHECK(found[0].at(key).get<double>() == Near(expected.at(key).get<double>()).epsilon(1e-12));
   CHECK(workspace().run(command).output ==
         "easy: accuracy 0.5000 ± 0.1890, by length in bytes 0.1250 ± 0.1250, of 8 questions\n"
         "    2 texts longer than the context: of these the end was read\n");
@@ -300,7 +301,7 @@ TEST_CASE("an_exported_model_has_the_same_loss_in_every_exact_type") {
   const double rounded =
       loss_of(workspace().run({"evaluate", half, "--data", held(), "--tokenizer", "bytes", "--json"}));
   CHECK(rounded != ours);
-  CHECK(rounded == doctest::Approx(ours).epsilon(0.01));
+  CHECK(rounded == Near(ours).epsilon(0.01));
   const Ended generated = workspace().run(
       {"generate", folder, "--prompt", "the ", "--tokenizer", "bytes", "--greedy", "--max-tokens", "16"});
   CHECK(generated.output ==
@@ -313,7 +314,7 @@ TEST_CASE("an_exported_model_has_the_same_loss_in_every_exact_type") {
 }
 
 TEST_CASE("a_model_trained_in_bf16_is_evaluated_in_fp32_from_its_masters") {
-  const Ended trained = workspace().run(workspace().training("half", {"precision.compute=bf16"}));
+  const Ended trained = workspace().run(workspace().training("half", {"precision.compute=bf16", "evaluate.batches=0"}));
   REQUIRE_MESSAGE(trained.exit_code == 0, trained.errors);
   const std::string run = (workspace() / "half").string();
   const std::string folder = (workspace() / "exported-half").string();
@@ -322,7 +323,7 @@ TEST_CASE("a_model_trained_in_bf16_is_evaluated_in_fp32_from_its_masters") {
   const double ours = loss_of(workspace().run({"evaluate", run, "--data", held(), "--json"}));
   CHECK(loss_of(workspace().run({"evaluate", folder, "--data", held(), "--tokenizer", "bytes", "--json"})) == ours);
   const double in_training = std::stod(trajectory_of(run).evaluations.at({tiny_steps, "held"}));
-  CHECK(in_training == doctest::Approx(ours).epsilon(0.01));
+  CHECK(in_training == Near(ours).epsilon(0.01));
 }
 
 TEST_CASE("a_model_whose_weights_are_not_numbers_is_refused_by_evaluate_and_generate") {
@@ -351,7 +352,7 @@ TEST_CASE("a_run_starts_from_an_exported_model_at_its_loss") {
   REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
   const double ours = loss_of(workspace().run({"evaluate", newest(), "--data", held(), "--json"}));
   const Trajectory found = trajectory_of(workspace() / "from");
-  CHECK(std::stod(found.evaluations.at({1, "held"})) == doctest::Approx(ours).epsilon(1e-6));
+  CHECK(std::stod(found.evaluations.at({1, "held"})) == Near(ours).epsilon(1e-6));
   // Another shape than the folder's is refused by key.
   std::vector<std::string> other = workspace().training("from-other", {"model.init.from=" + folder, "model.hidden=64"});
   std::vector<std::string> hollow = workspace().training("from-other", {"model.init.from=hollow"});
@@ -393,8 +394,7 @@ TEST_CASE("a_model_that_grows_begins_at_the_loss_of_that_which_it_grew_from_and_
     CHECK(grown.at(2) != of_folder.at(2));
     const auto divided = first_losses("grown-ranks-" + order, {"model.layers=5", "model.grow.order=" + order,
                                                                "parallel.tensor=2", "parallel.pipeline=2"});
-    for (const int step : {1, 2})
-      CHECK(std::stod(divided.at(step)) == doctest::Approx(std::stod(grown.at(step))).epsilon(1e-6));
+    for (const int step : {1, 2}) CHECK(std::stod(divided.at(step)) == Near(std::stod(grown.at(step))).epsilon(1e-6));
   }
   const auto whole = first_losses("grown-whole", {"model.layers=5", "model.grow={order: stack, identity: false}"});
   CHECK(whole.at(1) != of_folder.at(1));
@@ -432,8 +432,7 @@ TEST_CASE("a_gemma_that_grows_has_the_same_losses_on_another_layout") {
   CHECK(grown.at(2) != of_folder.at(2));
   settings.insert(settings.end(), {"parallel.tensor=2", "parallel.pipeline=2"});
   const auto divided = losses("gemma-grown-ranks", settings);
-  for (const int step : {1, 2})
-    CHECK(std::stod(divided.at(step)) == doctest::Approx(std::stod(grown.at(step))).epsilon(1e-6));
+  for (const int step : {1, 2}) CHECK(std::stod(divided.at(step)) == Near(std::stod(grown.at(step))).epsilon(1e-6));
 }
 
 TEST_CASE("a_folder_alone_says_what_the_model_is_also_to_check_and_a_run_that_has_begun_no_longer_needs_it") {

@@ -11,6 +11,7 @@
 #include "models.h"
 #include "process/tiny_run.h"
 #include "refusal.h"
+#include "support/near.h"
 
 namespace scaletrain {
 namespace {
@@ -98,7 +99,7 @@ TEST_CASE("adapters_resume_to_the_bit_and_on_other_layouts") {
   const Ended on_two = workspace().run(lora_run("lora-other", {"parallel.tensor=2"}));
   REQUIRE_MESSAGE(on_two.exit_code == 0, on_two.errors);
   const double expected = std::stod(trajectory_of(trained()).evaluations.at({40, "held"}));
-  CHECK(std::stod(trajectory_of(other).evaluations.at({40, "held"})) == doctest::Approx(expected).epsilon(1e-5));
+  CHECK(std::stod(trajectory_of(other).evaluations.at({40, "held"})) == Near(expected).epsilon(1e-5));
 }
 
 // Masters and compute weights are apart: the base's and the adapters' are gathered together, once.
@@ -144,12 +145,12 @@ TEST_CASE("a_resume_without_the_adapters_base_or_with_another_one_is_refused_and
 
 TEST_CASE("adapters_are_merged_by_evaluate_generate_and_export") {
   const double expected = std::stod(trajectory_of(trained()).evaluations.at({40, "held"}));
-  CHECK(held_loss(trained().string()) == doctest::Approx(expected).epsilon(1e-6));
+  CHECK(held_loss(trained().string()) == Near(expected).epsilon(1e-6));
   const std::string merged = (workspace() / "merged").string();
   const Ended end =
       workspace().run({"checkpoint", "export", trained().string(), "--to", "huggingface", "--output", merged});
   REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
-  CHECK(held_loss(merged, {"--tokenizer", "bytes"}) == doctest::Approx(expected).epsilon(1e-6));
+  CHECK(held_loss(merged, {"--tokenizer", "bytes"}) == Near(expected).epsilon(1e-6));
   const auto text_of = [](std::vector<std::string> more) {
     more.insert(more.begin(), {"generate", "--prompt", "the ", "--max-tokens", "16", "--greedy"});
     const Ended text = workspace().run(more);
@@ -220,8 +221,7 @@ TEST_CASE("adapters_of_pefts_are_what_a_run_begins_as_and_others_than_the_config
     const std::string run = "lora-from-" + layout.substr(layout.size() - 1);
     const Ended end = begun(run, ", rank: 4, alpha: 8", {layout});
     REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
-    CHECK(std::stod(trajectory_of(workspace() / run).evaluations.at({1, "held"})) ==
-          doctest::Approx(expected).epsilon(1e-6));
+    CHECK(std::stod(trajectory_of(workspace() / run).evaluations.at({1, "held"})) == Near(expected).epsilon(1e-6));
   }
   // A run that has a checkpoint reads them no more.
   fs::rename(adapter, adapter + "-away");

@@ -215,6 +215,28 @@ TEST_CASE("a_tokenizer_that_cannot_be_used_is_refused_by_check_and_run_with_its_
                   3,
                   {"the model \"Unigram\" is not supported",
                    "; its tokenizer.model is read with data.tokenizer.type: sentencepiece"});
+  // Of one that holds the other kind alone it is the type that is wrong, and told once.
+  workspace().write("other/tokenizer.model", "looked at by its name alone");
+  workspace().write(
+      "talks.jsonl",
+      R"({"text": "x", "messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]})");
+  for (const std::string records : {"text", "messages"}) {
+    const Ended end =
+        workspace().run({"check", "config.yaml", "--set", "data.train=[{path: talks.jsonl, records: " + records + "}]",
+                         "--set", setting(workspace() / "other")});
+    const std::string words = "data.tokenizer.type: bpe, but the tokenizer in " + (workspace() / "other").string() +
+                              " is SentencePiece's (tokenizer.model); write sentencepiece";
+    check_refused(end, 2, {words});
+    CHECK(end.errors.find(words) == end.errors.rfind(words));
+  }
+  workspace().write("third/vocab.json", "{}");
+  workspace().write("third/merges.txt", "");
+  check_refused(
+      workspace().run({"check", "config.yaml", "--set",
+                       "data.tokenizer={type: sentencepiece, path: " + (workspace() / "third").string() + "}"}),
+      2,
+      {"data.tokenizer.type: sentencepiece, but " + (workspace() / "third").string() +
+       " holds no tokenizer.model; it holds vocab.json: write bpe"});
   check_refused(workspace().run({"check", "config.yaml", "--set", "data.tokenizer.type=bpe"}), 2,
                 {"data.tokenizer.path: tokenizer bpe needs it"});
   check_refused(workspace().run({"check", "config.yaml", "--set", "data.tokenizer.type=sentencepiece"}), 2,

@@ -17,6 +17,7 @@
 #include "backend/cpu/instruction_sets.h"
 #include "base/error.h"
 #include "base/numbers/philox.h"
+#include "support/near.h"
 #include "support/numbers.h"
 
 namespace scaletrain {
@@ -290,7 +291,7 @@ TEST_CASE("cross-entropy of halves is right for vocabularies of any size") {
                                  .targets = view_of(target, DType::i32, {1}),
                                  .d_scale = d_scale,
                                  .loss_sum = number_at(loss)});
-        CHECK(loss == doctest::Approx(std::log(sum) - static_cast<double>(values[77])).epsilon(1e-6));
+        CHECK(loss == Near(std::log(sum) - static_cast<double>(values[77])).epsilon(1e-6));
         const std::vector<float> found = floats_of(type, logits);
         const double rounding = rounding_of(type);
         std::int64_t wrong = 0;
@@ -390,7 +391,7 @@ TEST_CASE("trap: an epsilon below the smallest number of a half divides rows of 
                                   .rstd = view_of(rstd, DType::f32, {1})});
           const double value = is_layernorm ? 0.0 : std::fabs(static_cast<double>(values[0]));
           const double expected = 1.0 / std::sqrt(value * value + epsilon);
-          CHECK(rstd[0] == doctest::Approx(expected).epsilon(1e-5));
+          CHECK(rstd[0] == Near(expected).epsilon(1e-5));
           // Of equal values the mean is theirs but for a rounding of f32, which the division makes larger.
           const double lost = is_layernorm ? std::ldexp(of.value, -22) * expected : 0.0;
           const std::vector<float> found = floats_of(type, output);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "oracle.h"
+#include "support/near.h"
 #include "support/numbers.h"
 
 using namespace scaletrain;
@@ -83,10 +84,10 @@ TEST_CASE("normalised_rows_have_mean_zero_and_size_one") {
     for (std::size_t c = 0; c < 50; ++c) {
       sum += rows[n * 50 + c];
       squares += square(rows[n * 50 + c]);
-      CHECK(rows[n * 50 + c] / Device::get(rstd)[n] + Device::get(mean)[n] == doctest::Approx(input[n * 50 + c]));
+      CHECK(rows[n * 50 + c] / Device::get(rstd)[n] + Device::get(mean)[n] == Near(input[n * 50 + c]));
     }
     CHECK(std::fabs(sum) < 1e-12);
-    CHECK(squares == doctest::Approx(50).epsilon(1e-12));
+    CHECK(squares == Near(50).epsilon(1e-12));
   }
   // rmsnorm of (3, 4): the root of the mean square is √12.5.
   const View pair = device.put(zeros(2), {1, 2});
@@ -262,11 +263,11 @@ TEST_CASE("rope_keeps_norms_depends_on_distance_only_and_is_undone_by_its_invers
   const Values q = normal("rope q", 2 * size);
   const Values k = normal("rope k", 2 * size);
   const Values far = rotated(q, 2, size, {1000});
-  CHECK(dot(far, far) == doctest::Approx(dot(q, q)).epsilon(1e-12));
+  CHECK(dot(far, far) == Near(dot(q, q)).epsilon(1e-12));
   check_close(rotated(far, 2, size, {1000}, true), q);
   const double near_score = dot(rotated(q, 2, size, {17}), rotated(k, 2, size, {5}));
   const double far_score = dot(rotated(q, 2, size, {4017}), rotated(k, 2, size, {4005}));
-  CHECK(near_score == doctest::Approx(far_score).epsilon(1e-10));
+  CHECK(near_score == Near(far_score).epsilon(1e-10));
   CHECK(std::fabs(near_score - dot(rotated(q, 2, size, {18}), rotated(k, 2, size, {5}))) > 1e-3);
 }
 
@@ -341,15 +342,15 @@ TEST_CASE("cross_entropy_sums_unmasked_rows_and_its_gradient_matches_finite_diff
     for (std::size_t v = 0; v < 5; ++v) total += std::exp(logits[n * 5 + v]);
     expected -= std::log(std::exp(logits[n * 5 + static_cast<std::size_t>(targets[n])]) / total);
   }
-  CHECK(loss(logits) == doctest::Approx(expected).epsilon(1e-13));
-  CHECK(loss(zeros(20)) == doctest::Approx(3 * std::log(5.0)).epsilon(1e-14));
+  CHECK(loss(logits) == Near(expected).epsilon(1e-13));
+  CHECK(loss(zeros(20)) == Near(3 * std::log(5.0)).epsilon(1e-14));
 
   Oracle oracle;
   double sum = 100;
   const View gradient = oracle.device.put(logits, {4, 5});
   oracle.device.run(CrossEntropy{
       .logits = gradient, .targets = oracle.device.put_ids(targets, {4}), .d_scale = 0.25, .loss_sum = number_at(sum)});
-  CHECK(sum == doctest::Approx(100 + expected).epsilon(1e-13));
+  CHECK(sum == Near(100 + expected).epsilon(1e-13));
   check_gradient(
       "logits", logits, [&](const Values& x) { return 0.25 * loss(x); }, Device::get(gradient));
   for (std::size_t v = 5; v < 10; ++v) CHECK(Device::get(gradient)[v] == 0.0);
@@ -399,7 +400,7 @@ TEST_CASE("adamw_steps_as_computed_by_hand_and_leaves_padding_alone") {
   next.epsilon = 1;
   device.run(next);
   CHECK(Device::get(param)[0] ==
-        doctest::Approx(before[0] - 0.1 * ((0.38 / 0.19) / (std::sqrt(0.39 / 0.0975) + 1) + 0.1 * before[0])));
+        Near(before[0] - 0.1 * ((0.38 / 0.19) / (std::sqrt(0.39 / 0.0975) + 1) + 0.1 * before[0])));
 }
 
 TEST_CASE("sgd_steps_against_the_gradient_with_decay") {

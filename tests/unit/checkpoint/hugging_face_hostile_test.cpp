@@ -174,7 +174,25 @@ TEST_CASE("hugging_face_missing_files_are_named") {
   // Whoever says more behind it leaves the command as it is.
   CHECK(refusal.ends_with("' " + folder.path().string() + "\n(with torch and safetensors from PyPI)"));
   CHECK_FALSE(is_hugging_face_folder(folder.path() / "absent"));
-  CHECK(contains(message_of<InputError>([&] { HuggingFaceModel{folder.path() / "absent"}; }), "config.json"));
+  CHECK(contains(message_of<InputError>([&] { HuggingFaceModel{folder.path() / "absent"}; }), "no such folder"));
+}
+
+TEST_CASE("hugging_face_folders_that_are_none_are_told_by_what_they_are") {
+  const TempFolder folder;
+  const auto refusal = [&folder](const char* name) {
+    return message_of<InputError>([&] { read_hugging_face_shape(folder / name); });
+  };
+  CHECK(refusal("gone") ==
+        (folder / "gone").string() + ": no such folder; a model that has only a name on a hub is downloaded first");
+  folder.write("a run/checkpoints/x", "");
+  CHECK(refusal("a run") == (folder / "a run").string() +
+                                ": a run's folder, and a Hugging Face folder is expected: make one of it with "
+                                "`scaletrain checkpoint export '" +
+                                (folder / "a run").string() + "' --to huggingface --output FOLDER`, and name that");
+  folder.write("saved/manifest.json", "{}");
+  CHECK(contains(refusal("saved"), "saved: a checkpoint, and a Hugging Face folder is expected"));
+  folder.write("other/notes", "");
+  CHECK(contains(refusal("other"), "\"config.json\" is missing"));
 }
 
 TEST_CASE("hugging_face_index_may_not_lead_out_of_the_folder_or_contradict_the_files") {

@@ -447,7 +447,15 @@ TEST_CASE(
     "samples of a folder's model may be shorter or longer where positions are rotated, as far as attention reaches") {
   FolderModel folder = small_folder();
   CHECK(load_from(folder, ", context: 512").config.model.context == 512);
-  CHECK(load_from(folder, ", context: 100000").config.model.context == 100000);
+  const LoadedConfig longer = load_from(folder, ", context: 100000");
+  CHECK(longer.config.model.context == 100000);
+  const auto tells_of_new = [](const LoadedConfig& loaded) {
+    return std::any_of(loaded.notices.begin(), loaded.notices.end(), [](const std::string& notice) {
+      return contains(notice, "and the model in f was made for 40960: it has not learnt the positions behind those");
+    });
+  };
+  CHECK(tells_of_new(longer));
+  CHECK_FALSE(tells_of_new(load_from(folder, ", context: 40960")));
   folder.window = folder.model.context = 4096;
   const LoadedConfig bounded = load_from(folder, "");
   CHECK(bounded.config.model.context == 4096);
@@ -460,8 +468,12 @@ TEST_CASE(
   FolderModel learned;
   learned.model.context = 64;
   CHECK(load_from(learned, ", context: 64").config.model.context == 64);
-  CHECK(contains(errors_from(learned, ", context: 32"), "model.context: 32, but the model in f has 64"));
-  CHECK(contains(errors_from(learned, ", context: 65"), "model.context: 65, but the model in f has 64"));
+  const std::string shorter = errors_from(learned, ", context: 32");
+  CHECK(contains(shorter, "model.context: 32, but the model in f has 64"));
+  CHECK(contains(shorter, "; shorter samples come by phases: [{context: ...}]"));
+  const std::string beyond = errors_from(learned, ", context: 65");
+  CHECK(contains(beyond, "model.context: 65, but the model in f has 64"));
+  CHECK_FALSE(contains(beyond, "phases"));
 }
 
 TEST_CASE("a folder that cannot be read is refused where nothing else says what the model is") {

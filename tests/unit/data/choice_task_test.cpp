@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "open_tokenizer.h"
 #include "shared_data.h"
+#include "support/near.h"
 #include "support/temp_folder.h"
 #include "support/text.h"
 
@@ -72,7 +73,7 @@ TEST_CASE("the likeliest choice counts, by its sum and by its sum over its bytes
   const TaskScore score = task.score(log_likelihoods);
   CHECK(score.accuracy == 0.5);
   CHECK(score.normalized_accuracy == 0.75);
-  CHECK(*score.accuracy_error == doctest::Approx(std::sqrt(0.25 / 3)));
+  CHECK(*score.accuracy_error == Near(std::sqrt(0.25 / 3)));
   const TaskScore one = file.open(question).score(std::vector<double>{-1, -2, -3});
   CHECK(one.accuracy == 1.0);
   CHECK_FALSE(one.accuracy_error);

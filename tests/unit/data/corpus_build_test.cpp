@@ -15,6 +15,7 @@
 #include "data/corpus/inspection.h"
 #include "data/corpus/megatron_writer.h"
 #include "data/dataset.h"
+#include "data/tokenizer_training.h"
 #include "dataset_scene.h"
 #include "packed_text.h"
 #include "small_corpus.h"
@@ -375,6 +376,15 @@ TEST_CASE("damaged sources, token files and what no file would use are refused b
   request.sources = {(corpus.folder / "in/b.jsonl").string()};
   request.separator = "-";
   CHECK(contains(message_of<UserError>([&] { build_corpus(request); }), "--separator: no source is text"));
+  InspectionOptions inspected;
+  inspected.separator = "-";
+  CHECK(contains(message_of<UserError>([&] { inspect_data(request.sources[0], inspected); }),
+                 "--separator: no source is text"));
+  TokenizerTrainingRequest trained;
+  trained.sources = request.sources;
+  trained.options.vocab = 260;
+  trained.separator = "-";
+  CHECK(contains(message_of<UserError>([&] { train_tokenizer(trained); }), "--separator: no source is text"));
 }
 
 TEST_CASE("tokens have 16 bits where Megatron gives them 16, and long documents several sequences") {
@@ -425,7 +435,7 @@ TEST_CASE("inspect says what files are, and verify names each that is damaged") 
   CHECK(built.documents == std::ssize(corpus.documents));
   CHECK(built.dtype == "uint16");
   CHECK(built.tokenizer == "bytes (bytes, 257 tokens, end of document 256)");
-  CHECK(built.shown[1] == "\"" + words(0, 1) + "\"");
+  CHECK(built.shown[1] == "\"" + words(0, 1) + "<end of document>\"");
 
   const auto problems = [&] {
     std::map<std::string, std::string> found;

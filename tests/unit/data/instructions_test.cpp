@@ -220,7 +220,7 @@ TEST_CASE("records of a source are refused or skipped as data.on_bad_record says
   scene.config.on_bad_record = BadRecordPolicy::skip;
   const auto data = open_training_data(scene.config, *scene.tokenizer, scene.options(64));
   CHECK(data->source_documents().at(0) == 2);
-  CHECK(scene.has_told("2 bad records were skipped (on_bad_record: skip): 2 without an answer"));
+  CHECK(scene.has_told("2 bad records were skipped: 2 without an answer"));
 }
 
 TEST_CASE("what is no instruction, or is read as something else, is refused with what to set") {
@@ -412,6 +412,20 @@ TEST_CASE("what is longer than the context is cut there, and left out if no answ
   CHECK(learned == 9 + 19);
 }
 
+TEST_CASE("records that the context leaves nothing of are told as such, held out or not") {
+  Scene scene;
+  scene.config.train = {scene.source("a.jsonl", {small_chat(80, 2, 'a'), small_chat(90, 2, 'b')})};
+  const auto problem = [&scene] {
+    return message_of<InputError>([&] { open_training_data(scene.config, *scene.tokenizer, scene.options(40)); });
+  };
+  const std::string expected = "data.train.0.path: " + scene.config.train[0].path +
+                               ": no answer of its 2 records begins within model.context 40, so that nothing is "
+                               "learned; raise the context";
+  CHECK(problem() == expected);
+  scene.config.train[0].split = HoldOutConfig{.validation = 1e-9, .name = "held"};
+  CHECK(problem() == expected);
+}
+
 TEST_CASE("text and instructions mix, and a validation set reads its instructions in order") {
   Scene scene;
   scene.config.train = {scene.source("a.jsonl", {small_chat(2, 8, 'a'), small_chat(2, 8, 'b')}),
@@ -505,7 +519,8 @@ TEST_CASE("a packed file shows what is learned, and one that is damaged is known
   shows.show = 1;
   const InspectedFile found = inspect_data(cache.string(), shows).files.at(0);
   CHECK(found.learned == 18);
-  CHECK(found.shown.at(0) == R"("user\naa\nassistant\n" ["aaaaaaaa"] "\n")");
+  CHECK(found.shown.at(0) ==
+        R"("<|im_start|>user\naa<|im_end|>\n<|im_start|>assistant\n" ["aaaaaaaa<|im_end|>"] "\n")");
   const std::string whole = TempFolder::read(cache);
   const auto is_refused = [&](const std::string& content) {
     const auto file = scene.folder.write("damaged.tokens", content);

@@ -164,7 +164,7 @@ TEST_CASE("a column that is not there or holds no text is refused with those tha
   CHECK(refusal("body") ==
         file.string() +
             ": there is no column \"body\"; it has \"id\", \"tags\", \"meta\", \"text\": name one of "
-            "them as the source's field");
+            "them as the field");
   CHECK(contains(refusal("id"), "the column \"id\" holds no text but INT64; it has"));
   CHECK(contains(refusal("tags"), "the column \"tags\" is nested, and text is expected"));
   CHECK(contains(refusal("meta"), "the column \"meta\" is nested"));

@@ -2,9 +2,13 @@
 
 #include <doctest/doctest.h>
 
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "data/corpus/corpus_build.h"
+#include "data/tokens/bpe/byte_spelling.h"
+#include "dataset_scene.h"
 #include "packed_text.h"
 #include "support/bytes_read.h"
 #include "support/refused_files.h"
@@ -168,10 +172,9 @@ TEST_CASE("a first record without the field is told before anything reads it, wi
   folder.write("d/a.jsonl", "");
   const auto file = folder.write("d/b.jsonl.gz", gzipped("\n \n{\"id\": 1, \"body\": \"x\"}\n{\"text\": \"y\"}\n"));
   DataConfig config = reading(folder / "d");
-  CHECK(problem_of(config) ==
-        "data.train.0.path: " + file.string() +
-            ":3: the key \"text\" is missing; the line has \"body\", \"id\": name one of them as "
-            "the source's field; mend the line, or have such lines left out (on_bad_record: skip)");
+  CHECK(problem_of(config) == "data.train.0.path: " + file.string() +
+                                  ":3: the key \"text\" is missing; the line has \"body\", \"id\": name one of them as "
+                                  "the field; mend the line, or have such lines left out (on_bad_record: skip)");
   config.on_bad_record = BadRecordPolicy::skip;
   CHECK(problem_of(config).empty());
   config.on_bad_record = BadRecordPolicy::fail;
@@ -184,6 +187,85 @@ TEST_CASE("a first record without the field is told before anything reads it, wi
   CHECK(problem_of(config).empty());
   config.train[0].path = folder.write("e.jsonl", "nonsense").string();
   CHECK(contains(problem_of(config), "e.jsonl:1: not valid JSON"));
+}
+
+TEST_CASE("JSON that is one array is told with what makes lines of it") {
+  const TempFolder folder;
+  const std::string rows = "[{\"text\": \"x\"},\n {\"text\": \"y\"}]\n";
+  CHECK(contains(problem_of(reading(folder.write("rows.json", "\n " + rows))),
+                 "rows.json is an array of JSON, and records stand in lines: jq -c '.[]' rows.json > rows.jsonl makes "
+                 "them"));
+  CHECK_FALSE(contains(problem_of(reading(folder.write("one.json", "{\"text\": []}\n"))), "jq"));
+  DataConfig config = reading(folder.write("rows.jsonl", rows));
+  for (const RecordKind records : {RecordKind::text, RecordKind::prompt_completion}) {
+    config.train[0].records = records;
+    const std::string problem = problem_of(config);
+    CHECK_MESSAGE(contains(problem, ":1: "), problem);
+    CHECK_MESSAGE(contains(problem, "; jq -c '.[]' makes such lines of a file that is an array"), problem);
+  }
+}
+
+TEST_CASE("tokens that another tokenizer has made are refused where their ids mean others") {
+  const TempFolder folder;
+  const auto write = [&](const std::string& name, const nlohmann::json& tokenizer) {
+    folder.write(name + "/tokenizer.json", tokenizer.dump());
+    return TokenizerConfig{.type = TokenizerKind::bpe, .path = (folder / name).string(), .end_of_document = {}};
+  };
+  nlohmann::json json = nlohmann::json::parse(byte_tokenizer_json());
+  const TokenizerConfig own = write("own", json);
+  nlohmann::json fewer_tokens = json;
+  fewer_tokens["added_tokens"] = nlohmann::json::array();
+  fewer_tokens["model"]["vocab"].erase(kByteEndName);
+  nlohmann::json added = json["added_tokens"][0];
+  added["id"] = 257;
+  added["content"] = "<|new|>";
+  json["added_tokens"].push_back(added);
+  const TokenizerConfig extended = write("extended", json);
+  std::swap(json["model"]["vocab"]["a"], json["model"]["vocab"]["b"]);
+  const TokenizerConfig other = write("other", json);
+  CorpusRequest request;
+  request.sources = {folder.write("in.txt", "abcabc").string()};
+  const auto tokenizer = make_tokenizer(own, std::nullopt);
+  request.tokenizer = tokenizer.get();
+  request.tokenizer_name = "own";
+  request.output = (folder / "built").string();
+  build_corpus(request);
+
+  DataConfig config = reading(folder / "built.bin");
+  const auto start = [&] { open_training_data(config, *make_tokenizer(config.tokenizer, std::nullopt), options(4)); };
+  for (const TokenizerConfig& same : {own, extended}) {
+    config.tokenizer = same;
+    CHECK(problem_of(config).empty());
+    start();
+  }
+  const auto words = [&](const std::string& problem) {
+    CHECK_MESSAGE(contains(problem, "built.bin was made with the tokenizer own (bpe "), problem);
+    CHECK_MESSAGE(contains(problem, "whose ids mean other tokens; name its tokenizer, or build the file again"),
+                  problem);
+  };
+  config.tokenizer = other;
+  CHECK(problem_of(config).starts_with("data.train.0.path (config): "));
+  words(problem_of(config));
+  words(message_of<UserError>(start));
+  // Fewer tokens cannot be all of them.
+  config.tokenizer = write("fewer", fewer_tokens);
+  config.tokenizer.end_of_document = 0;
+  words(message_of<UserError>(start));
+  config.tokenizer = {};
+  words(message_of<UserError>(start));
+  // By a record of a build that did not say what its ids are, the kinds alone are known to differ.
+  const std::filesystem::path record = folder / "built.build.json";
+  nlohmann::json before = nlohmann::json::parse(TempFolder::read(record));
+  before["tokenizer"].erase("ids");
+  folder.write("built.build.json", before.dump());
+  words(message_of<UserError>(start));
+  config.tokenizer = other;
+  CHECK(problem_of(config).empty());
+  start();
+  // Without a record nothing is known.
+  std::filesystem::remove(record);
+  config.tokenizer = {};
+  start();
 }
 
 TEST_CASE("a first record that holds no conversation, or no prompt, is told before anything reads it") {

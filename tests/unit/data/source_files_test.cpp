@@ -285,8 +285,10 @@ TEST_CASE("a JSON file beside data of another kind is passed over and told by na
     other.write("e/part.jsonl", lines);
     const auto data = other.write(file.first, file.second);
     const std::string problem = message_of<UserError>([&] { found_by(other, "e"); });
-    CHECK_MESSAGE(contains(problem, data.string() + " looks like no text"), problem);
-    CHECK_MESSAGE(contains(problem, "or with a pattern the files that are meant"), problem);
+    const bool is_array = data.filename() == "array.json";
+    CHECK_MESSAGE(contains(problem, data.string() + (is_array ? " is an array of JSON" : " looks like no text")),
+                  problem);
+    CHECK_MESSAGE(contains(problem, "with a pattern the files that are meant"), problem);
   }
   // Where nothing else tells what the folder is for, as before.
   folder.write("f/meta.json", meta);

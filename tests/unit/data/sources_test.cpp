@@ -362,6 +362,9 @@ TEST_CASE("what the config asks for and no file can give is refused by its key")
   source.separator = "%";
   refused(source, "data.train.1.separator");
   source = source_at(text);
+  source.separator = "two\nlines";
+  refused(source, "data.train.1.separator: one line is expected, without its end");
+  source = source_at(text);
   source.field = "body";
   refused(source, "data.train.1.field");
   refused(source_at(folder / "absent"), "data.train.1.path");

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -120,6 +121,41 @@ TEST_CASE("text whose first lines are JSON objects is told, however it is cut in
   CHECK_FALSE(is_told("{" + std::string(3u << 20, 'x'), 1u << 20));
 }
 
+TEST_CASE("a byte order mark and records without text are told") {
+  const std::string marked = "\xef\xbb\xbfprose\n";
+  const std::string told =
+      "notice: n: not all of it looks like text in UTF-8: 1 that begins with a byte order mark, which is read as text "
+      "(f)";
+  for (const std::size_t piece : {1, 2, 100}) {
+    OddTextScan scan("f");
+    for (std::size_t at = 0; at < marked.size(); at += piece) scan.take(std::string_view(marked).substr(at, piece));
+    TextNotes notes;
+    scan.finish(notes);
+    CHECK(notes.lines("n") == std::vector<std::string>{told});
+  }
+  // Known to a scan that goes on behind it.
+  OddTextScan first("f");
+  first.take(marked + std::string(5000, 'x'));
+  OddTextScan second("f", 5009);
+  second.restore(first.state(), "state");
+  TextNotes later;
+  second.finish(later);
+  CHECK(later.lines("n") == std::vector<std::string>{told});
+
+  const TempFolder folder;
+  DataConfig config = config_for(folder);
+  const std::filesystem::path file =
+      folder.write("a.jsonl", "{\"text\": \"\"}\n{\"text\": \"words\"}\n{\"text\": \"\"}\n");
+  config.train = {source_at(file)};
+  std::vector<std::string> messages;
+  DataOptions o = options(4);
+  o.report = [&messages](const std::string& message) { messages.push_back(message); };
+  open_training_data(config, ByteTokenizer(), o);
+  CHECK(std::count(messages.begin(), messages.end(),
+                   "notice: data.train.0: " + file.string() + ": 2 records hold no text and are no documents (" +
+                       file.string() + ")") == 1);
+}
+
 TEST_CASE("a scan that goes on from a place knows that the text began with JSON") {
   const std::string text = "{\"a\": 1}\n{\"a\": 2}\n";
   OddTextScan first("f");
@@ -175,7 +211,7 @@ TEST_CASE("notes are counted by kind, name the first places, and come back from 
   later.add_json_lines("c");
   notes.add(later);
   CHECK(notes.lines("n") ==
-        std::vector<std::string>{"n: 7 bad records were skipped (on_bad_record: skip): 1 no JSON object (b:1), 6 not "
+        std::vector<std::string>{"n: 7 bad records were skipped: 1 no JSON object (b:1), 6 not "
                                  "valid JSON (a:0; a:1; a:2; ...)",
                                  "notice: n: not all of it looks like text in UTF-8: 1 that holds NUL (b at byte 3)"});
   CHECK(TextNotes::from_json(notes.to_json(), "x") == notes);
@@ -187,7 +223,7 @@ TEST_CASE("a bad record stops the start by file and line, and a missing field is
   const std::string problem = message_of<InputError>([&] { scene.open(); });
   CHECK(problem == (scene.folder / "d/a.jsonl").string() +
                        ":2: the key \"text\" is missing; the line has \"body\", \"id\": name one of them as the "
-                       "source's field; mend the line, or have such lines left out (on_bad_record: skip)");
+                       "field; mend the line, or have such lines left out (on_bad_record: skip)");
 }
 
 TEST_CASE("bad records are skipped where the config says so, counted by reason, told now and by every later start") {
@@ -197,7 +233,7 @@ TEST_CASE("bad records are skipped where the config says so, counted by reason, 
   CHECK(data->source_tokens().at(0) == 10);
   const std::string file = (scene.folder / "d/a.jsonl").string();
   const std::string told = "data.train.0: " + (scene.folder / "d").string() +
-                           ": 6 bad records were skipped (on_bad_record: skip): 1 no JSON object (" + file + ":3: ";
+                           ": 6 bad records were skipped: 1 no JSON object (" + file + ":3: ";
   CHECK(contains(scene.messages, told));
   CHECK(contains(scene.messages, "1 no text in the field \"text\" (" + file + ":5: "));
   CHECK(contains(scene.messages, "2 not valid JSON (" + file + ":6: "));

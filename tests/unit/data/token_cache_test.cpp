@@ -120,6 +120,9 @@ TEST_CASE("a line that is the separator ends a document") {
   CHECK(b.text("a\r\n---\r\nb\r\n", "---") == Documents{"a\r\n|", "b\r\n|"});
   CHECK(b.text("a\n----\n --- \nb---\n---", "---") == Documents{"a\n----\n --- \nb---\n|"});
   CHECK(b.text("a\n\n%\n\nb", "%") == Documents{"a\n\n|", "\nb|"});
+  // An empty line; one of spaces is text.
+  CHECK(b.text("a\nb\n\n\nc\r\n\r\nd \n \ne", "") == Documents{"a\nb\n|", "c\r\n|", "d \n \ne|"});
+  CHECK(b.text("\n\na\n\n", "") == Documents{"a\n|"});
 }
 
 TEST_CASE("documents larger than a reading piece arrive whole") {

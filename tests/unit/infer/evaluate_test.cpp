@@ -7,6 +7,7 @@
 #include "infer/generate.h"
 #include "infer_helpers.h"
 #include "nn/decode.h"
+#include "support/near.h"
 #include "support/ranks/fenced_backend.h"
 #include "support/ranks/late_backend.h"
 #include "unit/data/token_files.h"
@@ -77,7 +78,7 @@ TEST_CASE("the loss is the mean over tokens of what the decoder predicts for eac
   }
   const EvaluationResult result = fixture.evaluate(2);
   CHECK(result.tokens == tokens);
-  CHECK(result.loss == doctest::Approx(sum / static_cast<double>(tokens)).epsilon(1e-6));
+  CHECK(result.loss == Near(sum / static_cast<double>(tokens)).epsilon(1e-6));
   // Not a mean of means: the last window is short, so the two differ here.
   double mean_of_means = 0.0;
   for (const double loss : per_window) mean_of_means += loss / static_cast<double>(per_window.size());
@@ -121,7 +122,7 @@ TEST_CASE("within documents each has the loss that it has by itself, and across 
     return std::pair(together.loss, sum / static_cast<double>(tokens));
   };
   const auto [within, alone] = losses_of(DocumentAttention::within);
-  CHECK(within == doctest::Approx(alone).epsilon(1e-6));
+  CHECK(within == Near(alone).epsilon(1e-6));
   const auto [across, also_alone] = losses_of(DocumentAttention::across);
   CHECK(also_alone == alone);
   CHECK(std::abs(across - alone) > 1e-4);
@@ -133,7 +134,7 @@ TEST_CASE("any micro-batch gives the same loss") {
   for (const std::int64_t micro_batch : {1, 2, 3, 5, 1000}) {
     const EvaluationResult result = fixture.evaluate(micro_batch);
     CHECK(result.tokens == whole.tokens);
-    CHECK(result.loss == doctest::Approx(whole.loss).epsilon(1e-6));
+    CHECK(result.loss == Near(whole.loss).epsilon(1e-6));
   }
 }
 
@@ -178,7 +179,7 @@ TEST_CASE("bytes are those of the text of what was measured, and unknown where a
   const EvaluationResult all = fixture.evaluate(2);
   CHECK(all.tokens == 41);  // the end of the document with them, the first byte not
   CHECK(all.bytes == 40);
-  CHECK(all.bits_per_byte() == doctest::Approx(all.loss * 41.0 / 40.0 / std::log(2.0)).epsilon(1e-12));
+  CHECK(all.bits_per_byte() == Near(all.loss * 41.0 / 40.0 / std::log(2.0)).epsilon(1e-12));
   CHECK(fixture.evaluate(2, 1).bytes == 12);
   CHECK_FALSE(bytes_of_tokens(IdsTokenizer(10, std::nullopt)));
   CHECK((*bytes_of_tokens(ByteTokenizer()))[256] == 0);

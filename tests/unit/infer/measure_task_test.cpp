@@ -5,6 +5,7 @@
 #include "base/json.h"
 #include "infer/evaluate.h"
 #include "infer_helpers.h"
+#include "support/near.h"
 
 using namespace scaletrain;
 
@@ -34,15 +35,15 @@ TEST_CASE("log-likelihoods of choices and the accuracies are those of a float64 
       const std::vector<double> found = measure_rows(model, task, micro_batch, {});
       for (std::size_t i = 0; i < found.size(); ++i) {
         CAPTURE(i);
-        CHECK(found[i] == doctest::Approx(log_likelihoods[i]).epsilon(on_cpu ? 1e-5 : 1e-9));
+        CHECK(found[i] == Near(log_likelihoods[i]).epsilon(on_cpu ? 1e-5 : 1e-9));
       }
       const TaskScore score = task.score(found);
       CHECK(score.questions == 8);
       CHECK(score.accuracy == expected.at("accuracy"));
       CHECK(score.normalized_accuracy == expected.at("normalized_accuracy"));
-      CHECK(*score.accuracy_error == doctest::Approx(expected.at("accuracy_error").get<double>()).epsilon(1e-12));
+      CHECK(*score.accuracy_error == Near(expected.at("accuracy_error").get<double>()).epsilon(1e-12));
       CHECK(*score.normalized_accuracy_error ==
-            doctest::Approx(expected.at("normalized_accuracy_error").get<double>()).epsilon(1e-12));
+            Near(expected.at("normalized_accuracy_error").get<double>()).epsilon(1e-12));
     }
   }
 }

@@ -8,6 +8,7 @@
 
 #include "base/json.h"
 #include "infer_helpers.h"
+#include "support/near.h"
 
 using namespace scaletrain;
 
@@ -126,10 +127,10 @@ TEST_CASE("processed logits are those of Hugging Face's processors, alone and on
     for (std::size_t i = 0; i < scores.size(); ++i) {
       CAPTURE(i);
       CHECK((std::exp(scores[i]) == 0.0) == (expected[i] == 0.0));
-      CHECK(std::exp(scores[i]) / sum == doctest::Approx(expected[i]).epsilon(1e-12));
+      CHECK(std::exp(scores[i]) / sum == Near(expected[i]).epsilon(1e-12));
     }
     CHECK(log_probability(logits, static_cast<std::int64_t>(logits.size()), past.back()) ==
-          doctest::Approx(one.at("log_probability").get<double>()).epsilon(1e-12));
+          Near(one.at("log_probability").get<double>()).epsilon(1e-12));
     ++cases;
   }
   CHECK(cases >= 20);

@@ -7,6 +7,7 @@
 #include "backend/host_access.h"
 #include "base/hash.h"
 #include "model_fixture.h"
+#include "support/near.h"
 #include "support/ranks/fenced_backend.h"
 #include "support/ranks/late_backend.h"
 
@@ -186,9 +187,9 @@ TEST_CASE("initial values have the mean and deviation that the config asks for")
   RankStore normal(normal_table, RankPlace{}, 2);
   const Moments token = moments(normal.store.master("embedding.token.weight"));  // 192 064 elements
   CHECK(std::abs(token.mean) < 5 * 0.02 / std::sqrt(192064.0));
-  CHECK(token.deviation == doctest::Approx(0.02).epsilon(0.01));
+  CHECK(token.deviation == Near(0.02).epsilon(0.01));
   const Moments down = moments(normal.store.master("blocks.0.ffn.down.weight"));  // std / sqrt(2·2 layers)
-  CHECK(down.deviation == doctest::Approx(0.01).epsilon(0.05));
+  CHECK(down.deviation == Near(0.01).epsilon(0.05));
   CHECK(moments(normal.store.master("head.norm.weight")).mean == 1.0);
   CHECK(moments(normal.store.master("head.norm.weight")).deviation == 0.0);
   CHECK(moments(normal.store.master("blocks.0.ffn.down.bias")).largest == 0.0);
@@ -199,12 +200,11 @@ TEST_CASE("initial values have the mean and deviation that the config asks for")
   const double bound = std::sqrt(6.0 / 160.0);
   CHECK(up.largest <= bound * (1 + 1e-6));
   CHECK(up.largest > 0.99 * bound);
-  CHECK(up.deviation == doctest::Approx(bound / std::sqrt(3.0)).epsilon(0.03));
+  CHECK(up.deviation == Near(bound / std::sqrt(3.0)).epsilon(0.03));
 
   const ParamTable he_table = store_for(InitKind::he);
   RankStore he(he_table, RankPlace{}, 2);
-  CHECK(moments(he.store.master("blocks.0.ffn.down.weight")).deviation ==
-        doctest::Approx(std::sqrt(2.0 / 96)).epsilon(0.05));
+  CHECK(moments(he.store.master("blocks.0.ffn.down.weight")).deviation == Near(std::sqrt(2.0 / 96)).epsilon(0.05));
 }
 
 TEST_CASE("two tensors and two seeds share no values") {

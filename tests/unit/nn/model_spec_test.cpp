@@ -1,4 +1,5 @@
 #include "nn/model_spec.h"
+#include "support/near.h"
 
 #include <doctest/doctest.h>
 
@@ -157,8 +158,8 @@ TEST_CASE("initial values follow the config") {
   const ParamTable normal = make_param_table(spec, init);
   CHECK(parameter(normal, "embedding.position.weight").init.deviation == 0.04);
   CHECK(parameter(normal, "blocks.3.attention.key.weight").init.deviation == 0.04);
-  CHECK(parameter(normal, "blocks.3.attention.output.weight").init.deviation == doctest::Approx(0.01));  // / sqrt(2·8)
-  CHECK(parameter(normal, "blocks.3.ffn.down.weight").init.deviation == doctest::Approx(0.01));
+  CHECK(parameter(normal, "blocks.3.attention.output.weight").init.deviation == Near(0.01));  // / sqrt(2·8)
+  CHECK(parameter(normal, "blocks.3.ffn.down.weight").init.deviation == Near(0.01));
   CHECK(parameter(normal, "blocks.3.ffn.up.weight").init.deviation == 0.04);
   CHECK(parameter(normal, "blocks.3.ffn_norm.weight").init.kind == InitialValues::Kind::ones);
   CHECK(parameter(normal, "blocks.3.ffn.up.bias").init.kind == InitialValues::Kind::zeros);
@@ -167,22 +168,21 @@ TEST_CASE("initial values follow the config") {
   init.type = InitKind::xavier;
   const ParamTable xavier = make_param_table(spec, init);
   CHECK(parameter(xavier, "blocks.0.ffn.up.weight").init.kind == InitialValues::Kind::uniform);
-  CHECK(parameter(xavier, "blocks.0.ffn.up.weight").init.deviation == doctest::Approx(std::sqrt(6.0 / (16 + 64))));
+  CHECK(parameter(xavier, "blocks.0.ffn.up.weight").init.deviation == Near(std::sqrt(6.0 / (16 + 64))));
   CHECK(parameter(xavier, "embedding.token.weight").init.kind == InitialValues::Kind::normal);
   init.type = InitKind::he;
   const ParamTable he = make_param_table(spec, init);
   CHECK(parameter(he, "blocks.0.ffn.down.weight").init.kind == InitialValues::Kind::normal);
-  CHECK(parameter(he, "blocks.0.ffn.down.weight").init.deviation == doctest::Approx(std::sqrt(2.0 / 64)));
+  CHECK(parameter(he, "blocks.0.ffn.down.weight").init.deviation == Near(std::sqrt(2.0 / 64)));
   // Only where it is asked for: what the papers say is of maps without a residual stream.
   for (const auto& [type, unscaled] :
        {std::pair(InitKind::xavier, std::sqrt(6.0 / (16 + 64))), std::pair(InitKind::he, std::sqrt(2.0 / 64))}) {
     init.type = type;
     init.scale_residual.reset();
-    CHECK(parameter(make_param_table(spec, init), "blocks.0.ffn.down.weight").init.deviation ==
-          doctest::Approx(unscaled));
+    CHECK(parameter(make_param_table(spec, init), "blocks.0.ffn.down.weight").init.deviation == Near(unscaled));
     init.scale_residual = true;
     const ParamTable scaled = make_param_table(spec, init);
-    CHECK(parameter(scaled, "blocks.0.ffn.down.weight").init.deviation == doctest::Approx(unscaled / 4));
+    CHECK(parameter(scaled, "blocks.0.ffn.down.weight").init.deviation == Near(unscaled / 4));
     CHECK(parameter(scaled, "blocks.0.ffn.up.weight").init.deviation ==
           parameter(type == InitKind::he ? he : xavier, "blocks.0.ffn.up.weight").init.deviation);
   }
@@ -274,7 +274,7 @@ TEST_CASE("the work of attention with a window is that of the keys that its quer
   const ModelSpec windowed = make_model_spec(config, 11);
   // Of 40 queries the t-th sees t keys, or 10 of them, where another sees t: 12·H·D on each, on average T/2 of all.
   const double seen = (10.0 * 40 - 10.0 * 10 / 2) / 40;
-  CHECK(model_flops_per_token(all) - model_flops_per_token(windowed) == doctest::Approx(12.0 * 4 * 8 * (20 - seen)));
+  CHECK(model_flops_per_token(all) - model_flops_per_token(windowed) == Near(12.0 * 4 * 8 * (20 - seen)));
   config.window.tokens = 40;
   CHECK(model_flops_per_token(make_model_spec(config, 11)) == model_flops_per_token(all));
 }

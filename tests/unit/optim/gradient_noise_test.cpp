@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "support/near.h"
 
 using namespace scaletrain;
 
@@ -101,8 +102,8 @@ TEST_CASE("equal_halves_give_the_estimates_of_the_paper") {
       measure_noise({HalfGradient{9.0 * 100 * c * c, 10}, HalfGradient{5.0 * 100 * c * c, 10}}, 2.0, c, 16);
   REQUIRE(measured.has_value());
   const double small = 7.0, big = 4.0;
-  CHECK(measured->square == doctest::Approx((16 * big - 8 * small) / (16 - 8)));
-  CHECK(measured->variance == doctest::Approx((small - big) / (1.0 / 8 - 1.0 / 16)));
+  CHECK(measured->square == Near((16 * big - 8 * small) / (16 - 8)));
+  CHECK(measured->variance == Near((small - big) / (1.0 / 8 - 1.0 / 16)));
 }
 
 TEST_CASE("a_half_without_tokens_and_what_is_not_finite_measure_nothing") {

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "support/near.h"
 
 using namespace scaletrain;
 
@@ -18,15 +19,14 @@ TEST_CASE("warm-up rises linearly, is never zero and reaches the peak at its las
 
 TEST_CASE("cosine and linear pass their middle half way and end at min_ratio") {
   LrScheduleConfig config{.type = LrScheduleKind::cosine, .warmup = 10, .min_ratio = 0.2};
-  CHECK(learning_rate(config, 1.0, 60, 110) == doctest::Approx(0.6));  // half way: the mean of 1 and 0.2
+  CHECK(learning_rate(config, 1.0, 60, 110) == Near(0.6));  // half way: the mean of 1 and 0.2
   // A quarter of the way: cos(pi/4) = 0.70710678.
-  CHECK(learning_rate(config, 1.0, 35, 110) ==
-        doctest::Approx(0.2 + 0.8 * (1 + 0.70710678118654752) / 2).epsilon(1e-12));
-  CHECK(learning_rate(config, 1.0, 110, 110) == doctest::Approx(0.2).epsilon(1e-15));
+  CHECK(learning_rate(config, 1.0, 35, 110) == Near(0.2 + 0.8 * (1 + 0.70710678118654752) / 2).epsilon(1e-12));
+  CHECK(learning_rate(config, 1.0, 110, 110) == Near(0.2).epsilon(1e-15));
   config.type = LrScheduleKind::linear;
-  CHECK(learning_rate(config, 1.0, 60, 110) == doctest::Approx(0.6));
-  CHECK(learning_rate(config, 1.0, 35, 110) == doctest::Approx(0.8));
-  CHECK(learning_rate(config, 1.0, 110, 110) == doctest::Approx(0.2).epsilon(1e-15));
+  CHECK(learning_rate(config, 1.0, 60, 110) == Near(0.6));
+  CHECK(learning_rate(config, 1.0, 35, 110) == Near(0.8));
+  CHECK(learning_rate(config, 1.0, 110, 110) == Near(0.2).epsilon(1e-15));
   config.type = LrScheduleKind::constant;
   CHECK(learning_rate(config, 1.0, 110, 110) == 1.0);
 }
@@ -36,7 +36,7 @@ TEST_CASE("decays fall strictly and never below the end, also past it") {
     const LrScheduleConfig config{.type = kind, .warmup = 3, .min_ratio = 0.0};
     for (std::int64_t update = 4; update <= 50; ++update)
       CHECK(learning_rate(config, 1.0, update, 50) < learning_rate(config, 1.0, update - 1, 50));
-    CHECK(learning_rate(config, 1.0, 50, 50) == doctest::Approx(0.0));
+    CHECK(learning_rate(config, 1.0, 50, 50) == Near(0.0));
     CHECK(learning_rate(config, 1.0, 51, 50) == learning_rate(config, 1.0, 50, 50));
   }
 }
@@ -44,7 +44,7 @@ TEST_CASE("decays fall strictly and never below the end, also past it") {
 TEST_CASE("no warm-up starts at the peak; a warm-up as long as the run, or longer, is all there is") {
   LrScheduleConfig config{.type = LrScheduleKind::cosine, .warmup = 0, .min_ratio = 0.1};
   CHECK(learning_rate(config, 3.0, 1, 10) == 3.0);
-  CHECK(learning_rate(config, 3.0, 10, 10) == doctest::Approx(0.3));
+  CHECK(learning_rate(config, 3.0, 10, 10) == Near(0.3));
   CHECK(learning_rate(config, 3.0, 1, 1) == 3.0);
   config.warmup = 10;
   CHECK(learning_rate(config, 3.0, 10, 10) == 3.0);
@@ -56,14 +56,14 @@ TEST_CASE("no warm-up starts at the peak; a warm-up as long as the run, or longe
 TEST_CASE("a decay is at the end of the run, as long as it is said to be, and at most all that warm-up leaves") {
   LrScheduleConfig config{.type = LrScheduleKind::wsd, .warmup = 10, .min_ratio = 0.1, .decay_steps = 20};
   CHECK(learning_rate(config, 1.0, 80, 100) == 1.0);
-  CHECK(learning_rate(config, 1.0, 81, 100) == doctest::Approx(1.0 - 0.9 / 20).epsilon(1e-15));
-  CHECK(learning_rate(config, 1.0, 100, 100) == doctest::Approx(0.1).epsilon(1e-15));
+  CHECK(learning_rate(config, 1.0, 81, 100) == Near(1.0 - 0.9 / 20).epsilon(1e-15));
+  CHECK(learning_rate(config, 1.0, 100, 100) == Near(0.1).epsilon(1e-15));
   config.decay_steps.reset();
   config.decay_share = 0.2;
-  CHECK(learning_rate(config, 1.0, 81, 100) == doctest::Approx(1.0 - 0.9 / 20).epsilon(1e-14));
+  CHECK(learning_rate(config, 1.0, 81, 100) == Near(1.0 - 0.9 / 20).epsilon(1e-14));
   config.decay_share = 1.0;
   CHECK(learning_rate(config, 1.0, 10, 100) == 1.0);
-  CHECK(learning_rate(config, 1.0, 55, 100) == doctest::Approx(0.55).epsilon(1e-14));
+  CHECK(learning_rate(config, 1.0, 55, 100) == Near(0.55).epsilon(1e-14));
 }
 
 TEST_CASE("a run that is made longer leaves its decay, and one in cycles stays where it was") {

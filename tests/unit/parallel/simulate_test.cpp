@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <string>
 
+#include "support/near.h"
 #include "support/text.h"
 
 using namespace scaletrain;
@@ -62,7 +63,7 @@ TEST_CASE("the unharmed schedule completes, with its times by hand") {
   CHECK(simulation.problem.empty());
   REQUIRE(simulation.completed);
   CHECK(simulation.makespan == 12);  // 3 micro-batches of 3 and a bubble of (2 - 1) * 3
-  CHECK(simulation.bubble == doctest::Approx(0.25));
+  CHECK(simulation.bubble == Near(0.25));
   CHECK(simulation.stages[0].busy == 9);
 }
 

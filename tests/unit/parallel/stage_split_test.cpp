@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "support/near.h"
 
 using namespace scaletrain;
 
@@ -227,7 +228,7 @@ TEST_CASE("no division of blocks that cost different amounts has a smaller large
       first += part.count;
     }
     CHECK(first == std::ssize(costs));
-    CHECK(dearest == doctest::Approx(least_cost(costs, stages, ends)).epsilon(1e-12));
+    CHECK(dearest == Near(least_cost(costs, stages, ends)).epsilon(1e-12));
   }
   // A third of a block each where nothing is trained: twice as many of them as of others, and the head's share.
   const std::vector<double> frozen = {1.0 / 3, 1.0 / 3, 1.0 / 3, 1.0 / 3, 1.0 / 3, 1.0 / 3, 1, 1};

@@ -10,6 +10,7 @@
 #include "plan/describe/trained_text.h"
 #include "plan/stage_work.h"
 #include "plan_helpers.h"
+#include "support/near.h"
 #include "support/processor_time.h"
 #include "support/sanitizers.h"
 
@@ -71,12 +72,12 @@ TEST_CASE("405 billion parameters on 16,384 ranks are described within a second"
   CHECK(held * 8 < 405'900'000'000);
   // 1F1B with as many micro-batches as stages: (P - 1) / (M + P - 1) of the time is idle (Narayanan et al. 2021) if all
   // stages are alike. 126 blocks on 16 stages are 8 on most and 7 on the first and on the last, which has the head.
-  CHECK(json.at("bubble_of_equal_stages").get<double>() == doctest::Approx(15.0 / 31.0));
+  CHECK(json.at("bubble_of_equal_stages").get<double>() == Near(15.0 / 31.0));
   CHECK(json.at("bubble").get<double>() > 15.0 / 31.0 - 0.01);
   CHECK(json.at("balance").at("slowest_stage") == 1);
   // The head is a product of 128,256 x 16,384 beside blocks of 3.19 billion weights and 16,384 x 8,192 for attention.
   CHECK(json.at("balance").at("most_to_mean").get<double>() ==
-        doctest::Approx(8.0 * 16 / (126 + 2.1013 / (3.1876 + 0.1342))).epsilon(1e-4));
+        Near(8.0 * 16 / (126 + 2.1013 / (3.1876 + 0.1342))).epsilon(1e-4));
   CHECK(contains(description.text, "405,853,388,800"));
   CHECK(contains(description.text, "16384 ranks"));
 }
@@ -130,7 +131,7 @@ TEST_CASE("a step of many micro-batches has its bubble, timeline and all stages 
     const auto p = static_cast<double>(shape.pipeline);
     const auto m = static_cast<double>(shape.micro_batches);
     // Narayanan et al. 2021: (P - 1) of M + P - 1.
-    CHECK(json.at("bubble_of_equal_stages").get<double>() == doctest::Approx((p - 1) / (m + p - 1)).epsilon(1e-9));
+    CHECK(json.at("bubble_of_equal_stages").get<double>() == Near((p - 1) / (m + p - 1)).epsilon(1e-9));
     CHECK(json.at("bubble").get<double>() > 0.5 * (p - 1) / (m + p - 1));
     CHECK(json.at("stages").size() == static_cast<std::size_t>(shape.pipeline));
     CHECK(json.at("timeline").at("stages").size() == static_cast<std::size_t>(shape.pipeline));
@@ -502,12 +503,12 @@ TEST_CASE("phases are told one by one, with what each is of the work and of the 
   CHECK(phases[1].at("first_step") == 3);
   CHECK(phases[1].at("weights").at("web") == 0.5);
   const double flops = phases[0].at("flops").get<double>() + phases[1].at("flops").get<double>();
-  CHECK(json.at("work").at("flops").get<double>() == doctest::Approx(flops));
+  CHECK(json.at("work").at("flops").get<double>() == Near(flops));
   const double seconds = phases[0].at("seconds").get<double>() + phases[1].at("seconds").get<double>();
-  CHECK(json.at("time").at("seconds").get<double>() == doctest::Approx(seconds));
+  CHECK(json.at("time").at("seconds").get<double>() == Near(seconds));
   const auto& sources = json.at("work").at("sources");
-  CHECK(sources[0].at("epochs").get<double>() == doctest::Approx((48 + 96) / 320.0));
-  CHECK(sources[1].at("epochs").get<double>() == doctest::Approx((48 + 864) / 1600.0));
+  CHECK(sources[0].at("epochs").get<double>() == Near((48 + 96) / 320.0));
+  CHECK(sources[1].at("epochs").get<double>() == Near((48 + 864) / 1600.0));
   // Muon's products are of every step, however many tokens it has.
   config.train.optimizer.type = OptimizerKind::muon;
   const auto muon = nlohmann::json::parse(describe_plan(config, make_run_plan(config, 61, std::nullopt), options).json);
@@ -516,9 +517,9 @@ TEST_CASE("phases are told one by one, with what each is of the work and of the 
   const auto added = [&](std::size_t phase) {
     return muon.at("phases")[phase].at("seconds").get<double>() - phases[phase].at("seconds").get<double>();
   };
-  CHECK(added(0) == doctest::Approx(3 * products));
-  CHECK(added(1) == doctest::Approx(5 * products));
-  CHECK(muon.at("time").at("seconds").get<double>() == doctest::Approx(seconds + 8 * products));
+  CHECK(added(0) == Near(3 * products));
+  CHECK(added(1) == Near(5 * products));
+  CHECK(muon.at("time").at("seconds").get<double>() == Near(seconds + 8 * products));
 }
 
 // Steps of 2, 2, 7, 7, 12 and 12 samples: of 4 at a time in 1, 1, 2, 2, 3 and 3 micro-batches, 12 where full steps make
@@ -542,7 +543,7 @@ TEST_CASE("steps of a ramp are priced by the micro-batches that they make, and e
   CHECK(json.at("work").at("samples") == 42.0);
   const double seconds = json.at("time").at("seconds");
   CHECK(json.at("time").at("tokens_per_second").get<double>() ==
-        doctest::Approx(42.0 * static_cast<double>(config.model.context) / seconds));
+        Near(42.0 * static_cast<double>(config.model.context) / seconds));
   config.parallel.pipeline = 2;
   const double staged = time_of(MemoryBudget::Kind::device).at("seconds");
   // The same steps, all of them full.
@@ -552,9 +553,9 @@ TEST_CASE("steps of a ramp are priced by the micro-batches that they make, and e
   const double bubble = full.at("bubble");
   CHECK(bubble > 0.0);
   const double idle = 3 * bubble / (1 - bubble);  // of a step, in micro-batches
-  CHECK(staged == doctest::Approx(full.at("seconds").get<double>() * (12 + 6 * idle) / (18 + 6 * idle)));
+  CHECK(staged == Near(full.at("seconds").get<double>() * (12 + 6 * idle) / (18 + 6 * idle)));
   config.parallel.pipeline = 1;
-  CHECK(seconds == doctest::Approx(time_of(MemoryBudget::Kind::host).at("seconds").get<double>() * 12 / 18));
+  CHECK(seconds == Near(time_of(MemoryBudget::Kind::host).at("seconds").get<double>() * 12 / 18));
 }
 
 TEST_CASE("what is trained, what joins and what is frozen are told by units, in the plan and in a line") {

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "backend/cuda_module.h"
+#include "support/near.h"
 
 using namespace scaletrain;
 
@@ -15,7 +16,7 @@ TEST_CASE("known devices have what a verdict needs, and are found however they a
     CHECK(find_device(device.name) == &device);
     // 16 lanes of PCIe: of generation 3 before Ampere, 4 with it and Ada, 5 with Hopper and Blackwell.
     const double lanes = device.sm < 80 ? 15.75e9 : device.sm < 90 ? 31.5e9 : 63e9;
-    CHECK(device.host_link == doctest::Approx(0.8 * lanes).epsilon(0.01));
+    CHECK(device.host_link == Near(0.8 * lanes).epsilon(0.01));
     CHECK((device.sm >= cuda_oldest_sm) == device.has_bf16);  // both came with Ampere
     CHECK(peak_flops(device, Precision::fp16).value_or(0) >= peak_flops(device, Precision::fp32).value_or(1e99));
   }

@@ -12,6 +12,7 @@
 #include "plan_helpers.h"
 #include "store/param_store.h"
 #include "support/forwarding_backend.h"
+#include "support/near.h"
 #include "support/ranks/fenced_backend.h"
 
 using namespace scaletrain;
@@ -236,7 +237,7 @@ TEST_CASE("an offloaded parameter leaves 6 bytes on the device in bf16 and 8 in 
     const MemoryPlan memory = make_run_plan(config, 50257, std::nullopt).phases.front().memory(Rank(0), 0);
     const auto bytes =
         static_cast<double>(bytes_of(memory, "weights in compute precision") + bytes_of(memory, "gradients"));
-    CHECK(bytes / 124'439'808 == doctest::Approx(each).epsilon(1e-3));
+    CHECK(bytes / 124'439'808 == Near(each).epsilon(1e-3));
     // Three pieces of three times 8 MiB.
     CHECK(bytes_of(memory, "staging of offloaded state") == 9 * (std::size_t{8} << 20));
   }
@@ -386,7 +387,7 @@ TEST_CASE("a parameter in bf16 takes 18 bytes, and of ZeRO 1, 2 and 3 on N repli
       std::size_t bytes = 0;
       for (const char* purpose : {"master weights", "weights in compute precision", "gradients", "optimizer state"})
         bytes += bytes_of(memory, purpose);
-      CHECK(static_cast<double>(bytes) / 124'439'808 == doctest::Approx(expected[zero]).epsilon(1e-3));
+      CHECK(static_cast<double>(bytes) / 124'439'808 == Near(expected[zero]).epsilon(1e-3));
     }
   }
 }

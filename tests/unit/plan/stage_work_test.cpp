@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "plan_helpers.h"
+#include "support/near.h"
 
 using namespace scaletrain;
 
@@ -29,18 +30,18 @@ TEST_CASE("stages weigh what their blocks and the head compute") {
   const double block = 3 * (matrices + attention);
   const double head = 3 * 61.0 * 24;
   const double mean = (6 * block + head) / 2;
-  CHECK(work.stages[0] == doctest::Approx(4 * block / mean));
-  CHECK(work.stages[1] == doctest::Approx((2 * block + head) / mean));
-  CHECK(work.head_share == doctest::Approx(head / (2 * block + head)));
+  CHECK(work.stages[0] == Near(4 * block / mean));
+  CHECK(work.stages[1] == Near((2 * block + head) / mean));
+  CHECK(work.head_share == Near(head / (2 * block + head)));
   // In units of the mean forward, which is that of three blocks: the head is computed in the backward.
   const double unit = 3 * (matrices + attention);
-  CHECK(work.chunks[0].forward == doctest::Approx(4 * (matrices + attention) / unit));
-  CHECK(work.chunks[1].forward == doctest::Approx(2 * (matrices + attention) / unit));
-  CHECK(work.chunks[0].backward_input == doctest::Approx(4 * (matrices + 2 * attention) / unit));
-  CHECK(work.chunks[1].backward_input == doctest::Approx((2 * (matrices + 2 * attention) + 2 * 61 * 24) / unit));
-  CHECK(work.chunks[1].backward_weight == doctest::Approx((2 * matrices + 61 * 24) / unit));
+  CHECK(work.chunks[0].forward == Near(4 * (matrices + attention) / unit));
+  CHECK(work.chunks[1].forward == Near(2 * (matrices + attention) / unit));
+  CHECK(work.chunks[0].backward_input == Near(4 * (matrices + 2 * attention) / unit));
+  CHECK(work.chunks[1].backward_input == Near((2 * (matrices + 2 * attention) + 2 * 61 * 24) / unit));
+  CHECK(work.chunks[1].backward_weight == Near((2 * matrices + 61 * 24) / unit));
   config.parallel.schedule = ScheduleKind::zb_h1;  // both parts compute the logits
-  CHECK(stage_work(phase_of(config)).chunks[1].backward_weight == doctest::Approx((2 * matrices + 2 * 61 * 24) / unit));
+  CHECK(stage_work(phase_of(config)).chunks[1].backward_weight == Near((2 * matrices + 2 * 61 * 24) / unit));
 }
 
 TEST_CASE("the work of all stages is the model's, whatever the chunks and whether the embedding is tied") {
@@ -57,20 +58,20 @@ TEST_CASE("the work of all stages is the model's, whatever the chunks and whethe
   const PhasePlan phase = make_run_plan(config, 50257, std::nullopt).phases.front();
   const StageWork work = stage_work(phase);
   REQUIRE(work.chunks.size() == 6);
-  CHECK(std::accumulate(work.stages.begin(), work.stages.end(), 0.0) == doctest::Approx(2.0));
+  CHECK(std::accumulate(work.stages.begin(), work.stages.end(), 0.0) == Near(2.0));
   double forward = 0.0;
   double total = 0.0;
   for (const WorkCosts& costs : work.chunks) {
     forward += costs.forward;
     total += costs.total();
   }
-  CHECK(forward == doctest::Approx(6.0));
+  CHECK(forward == Near(6.0));
   // 6N + 6LCT, of which the head's three products are no forward; norms and biases are a thousandth.
   const double head = 6.0 * 50257 * 768;
   const double flops = model_flops_per_token(phase.model);
-  CHECK(total / forward == doctest::Approx(3 * flops / (flops - head)).epsilon(2e-3));
-  CHECK(work.stages[0] == doctest::Approx(work.chunks[0].total() / total * 2 + work.chunks[2].total() / total * 2 +
-                                          work.chunks[4].total() / total * 2));
+  CHECK(total / forward == Near(3 * flops / (flops - head)).epsilon(2e-3));
+  CHECK(work.stages[0] == Near(work.chunks[0].total() / total * 2 + work.chunks[2].total() / total * 2 +
+                               work.chunks[4].total() / total * 2));
 }
 
 TEST_CASE("frozen layers have no weight part, and those before the first that trains no backward") {
@@ -88,16 +89,16 @@ TEST_CASE("frozen layers have no weight part, and those before the first that tr
     config.train.recompute = recompute;
     const double again = recompute == RecomputeKind::full ? matrices + attention - 960 : 0.0;
     const StageWork work = stage_work(phase_of(config));
-    CHECK(work.chunks[0].forward == doctest::Approx(4 * (matrices + attention) / unit));
-    CHECK(work.chunks[0].backward_input == doctest::Approx(2 * (matrices + 2 * attention + again) / unit));
-    CHECK(work.chunks[0].backward_weight == doctest::Approx(matrices / unit));
-    CHECK(work.chunks[1].backward_input == doctest::Approx((2 * (matrices + 2 * attention + again) + 2 * head) / unit));
-    CHECK(work.chunks[1].backward_weight == doctest::Approx((2 * matrices - 2 * 960 + head) / unit));
+    CHECK(work.chunks[0].forward == Near(4 * (matrices + attention) / unit));
+    CHECK(work.chunks[0].backward_input == Near(2 * (matrices + 2 * attention + again) / unit));
+    CHECK(work.chunks[0].backward_weight == Near(matrices / unit));
+    CHECK(work.chunks[1].backward_input == Near((2 * (matrices + 2 * attention + again) + 2 * head) / unit));
+    CHECK(work.chunks[1].backward_weight == Near((2 * matrices - 2 * 960 + head) / unit));
   }
   // All of a stage.
   config.finetune.freeze = {"embedding.*", "blocks.0.*", "blocks.1.*", "blocks.2.*", "blocks.3.*"};
   const StageWork work = stage_work(phase_of(config));
-  CHECK(work.chunks[0].total() == doctest::Approx(work.chunks[0].forward));
+  CHECK(work.chunks[0].total() == Near(work.chunks[0].forward));
   CHECK(work.stages[0] < work.stages[1]);
 }
 
@@ -117,13 +118,13 @@ TEST_CASE("full recomputation adds a block's forward without its last product to
   const double forward = 2 * 576.0 + 2 * 288 + 2 * 960 + 24 * 7;
   const double again = forward - 960;
   const double unit = 3 * forward;
-  CHECK(full.chunks[0].backward_input - none.chunks[0].backward_input == doctest::Approx(4 * again / unit));
-  CHECK(full.chunks[1].backward_input - none.chunks[1].backward_input == doctest::Approx(2 * again / unit));
+  CHECK(full.chunks[0].backward_input - none.chunks[0].backward_input == Near(4 * again / unit));
+  CHECK(full.chunks[1].backward_input - none.chunks[1].backward_input == Near(2 * again / unit));
   for (std::size_t chunk = 0; chunk < 2; ++chunk) {
     CHECK(full.chunks[chunk].forward == none.chunks[chunk].forward);
     CHECK(full.chunks[chunk].backward_weight == none.chunks[chunk].backward_weight);
   }
-  CHECK(full.recomputed == doctest::Approx(6 * again / (6 * 3 * forward + 3 * 61.0 * 24)));
+  CHECK(full.recomputed == Near(6 * again / (6 * 3 * forward + 3 * 61.0 * 24)));
 }
 
 TEST_CASE("no other stages have a smaller largest work than those that the plan chooses") {
@@ -148,7 +149,7 @@ TEST_CASE("no other stages have a smaller largest work than those that the plan 
         for (std::int64_t first = 0; first < layers; ++first)
           for (std::int64_t second = 1; first + second <= layers; ++second)
             least = std::min(least, largest_work({{first, second, layers - first - second}}));
-        CHECK(largest_work(std::nullopt) == doctest::Approx(least).epsilon(1e-12));
+        CHECK(largest_work(std::nullopt) == Near(least).epsilon(1e-12));
       }
 }
 
@@ -159,8 +160,8 @@ TEST_CASE("a slow stage makes the others wait in the replay") {
   const Schedule schedule = make_schedule(ScheduleKind::gpipe, 2, 4, 1);
   const Simulation simulation = simulate(schedule, {.of_chunks = costs});
   REQUIRE(simulation.completed);
-  CHECK(simulation.makespan == doctest::Approx(27.0));
-  CHECK(simulation.bubble == doctest::Approx(18.0 / 54.0));
-  CHECK(simulation.stages[0].busy == doctest::Approx(12.0));
-  CHECK(simulation.stages[1].busy == doctest::Approx(24.0));
+  CHECK(simulation.makespan == Near(27.0));
+  CHECK(simulation.bubble == Near(18.0 / 54.0));
+  CHECK(simulation.stages[0].busy == Near(12.0));
+  CHECK(simulation.stages[1].busy == Near(24.0));
 }

@@ -2,6 +2,7 @@
 #include "plan/describe/timeline.h"
 
 #include "plan_helpers.h"
+#include "support/near.h"
 
 using namespace scaletrain;
 
@@ -55,7 +56,7 @@ TEST_CASE("a pipeline deeper than half a page is wide is drawn coarsely and whol
   const TimelineChart drawn = chart(ScheduleKind::one_f_one_b, 16, 16, 9 + 31);
   CHECK(drawn.columns_left_out == 0);
   // (M + P - 1) forwards and backwards, a backward as long as two forwards, in 31 columns.
-  CHECK(drawn.forwards_per_column == doctest::Approx(3.0));
+  CHECK(drawn.forwards_per_column == Near(3.0));
   // The last stage works from the 15th to the 63rd of 93 units.
   CHECK(contains(drawn.rows, "\nstage 15 ....."));
   const std::string last = drawn.rows.substr(drawn.rows.find("\nstage 15 ") + 10);

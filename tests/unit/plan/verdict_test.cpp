@@ -7,6 +7,7 @@
 #include "plan/describe/describe.h"
 #include "plan/describe/devices.h"
 #include "plan_helpers.h"
+#include "support/near.h"
 
 using namespace scaletrain;
 
@@ -276,16 +277,16 @@ TEST_CASE("work, epochs and time follow from the model, the batch and the device
   CHECK(work.at("samples") == 64000.0);
   // 6N + 6·L·C·T, N without the position table.
   const double flops = 6.0 * (124'439'808 - 1024 * 768) + 6.0 * 12 * 768 * 1024;
-  CHECK(work.at("flops").get<double>() == doctest::Approx(tokens * flops).epsilon(1e-9));
+  CHECK(work.at("flops").get<double>() == Near(tokens * flops).epsilon(1e-9));
   REQUIRE(work.at("sources").size() == 2);
-  CHECK(work.at("sources")[0].at("epochs").get<double>() == doctest::Approx(tokens * 3 / 4.5 / 10e6));
-  CHECK(work.at("sources")[1].at("epochs").get<double>() == doctest::Approx(tokens * 1 / 4.5 / 30e6));
+  CHECK(work.at("sources")[0].at("epochs").get<double>() == Near(tokens * 3 / 4.5 / 10e6));
+  CHECK(work.at("sources")[1].at("epochs").get<double>() == Near(tokens * 1 / 4.5 / 30e6));
   const json& time = answer.plan.at("time");
   const double seconds = tokens * flops / (8 * 0.4 * 312e12);
-  CHECK(time.at("seconds").get<double>() == doctest::Approx(seconds).epsilon(1e-9));
-  CHECK(time.at("step_seconds").get<double>() == doctest::Approx(seconds / 1000).epsilon(1e-9));
-  CHECK(time.at("tokens_per_second").get<double>() == doctest::Approx(tokens / seconds).epsilon(1e-9));
-  CHECK(time.at("device_hours").get<double>() == doctest::Approx(seconds / 3600 * 8).epsilon(1e-9));
+  CHECK(time.at("seconds").get<double>() == Near(seconds).epsilon(1e-9));
+  CHECK(time.at("step_seconds").get<double>() == Near(seconds / 1000).epsilon(1e-9));
+  CHECK(time.at("tokens_per_second").get<double>() == Near(tokens / seconds).epsilon(1e-9));
+  CHECK(time.at("device_hours").get<double>() == Near(seconds / 3600 * 8).epsilon(1e-9));
   CHECK(contains(in_one_line(answer.text), "at 40 % (assumed) of the peak of 8 x the device (312 TFLOP/s each)"));
 }
 
@@ -307,14 +308,12 @@ TEST_CASE("the time counts what the pipeline idles on devices, and what is compu
   const double least = 1.0 / (64.0 / 16.0 + 1);
   CHECK(staged.at("bubble").get<double>() >= least - 1e-9);
   CHECK(staged.at("bubble").get<double>() < 3 * least);
-  CHECK(staged.at("seconds").get<double>() ==
-        doctest::Approx(one / 2 / (1 - staged.at("bubble").get<double>())).epsilon(1e-9));
+  CHECK(staged.at("seconds").get<double>() == Near(one / 2 / (1 - staged.at("bubble").get<double>())).epsilon(1e-9));
   // A block's forward but for its last product, 4·C·4C of 24·C·C multiply-adds and attention, of three forwards.
   const json full = seconds_of(device, 1, RecomputeKind::full);
   CHECK(full.at("recomputed").get<double>() > 0.15);
   CHECK(full.at("recomputed").get<double>() < 1.0 / 3);
-  CHECK(full.at("seconds").get<double>() ==
-        doctest::Approx(one * (1 + full.at("recomputed").get<double>())).epsilon(1e-9));
+  CHECK(full.at("seconds").get<double>() == Near(one * (1 + full.at("recomputed").get<double>())).epsilon(1e-9));
 }
 
 TEST_CASE("an offloaded update takes what its bytes take over the link to the host, behind the step") {
@@ -333,9 +332,9 @@ TEST_CASE("an offloaded update takes what its bytes take over the link to the ho
     const json without = time_of(config, OffloadKind::none, link).plan.at("time");
     CHECK(without.at("offloaded_update") == nullptr);
     const double seconds = with.at("step_seconds").get<double>() - without.at("step_seconds").get<double>();
-    CHECK(with.at("offloaded_update").at("seconds").get<double>() == doctest::Approx(seconds).epsilon(1e-9));
+    CHECK(with.at("offloaded_update").at("seconds").get<double>() == Near(seconds).epsilon(1e-9));
     CHECK(with.at("seconds").get<double>() - without.at("seconds").get<double>() ==
-          doctest::Approx(seconds * static_cast<double>(*config.train.steps)).epsilon(1e-9));
+          Near(seconds * static_cast<double>(*config.train.steps)).epsilon(1e-9));
     return seconds;
   };
   // The master and two moments of each parameter, four bytes each, in and back at the same time; but when the last
@@ -343,26 +342,26 @@ TEST_CASE("an offloaded update takes what its bytes take over the link to the ho
   constexpr double parameters = 124'439'808;
   constexpr double piece = 1 << 21;
   const Config one = gpt2();
-  CHECK(added(one) == doctest::Approx(12 * (parameters + piece) / link).epsilon(1e-4));
+  CHECK(added(one) == Near(12 * (parameters + piece) / link).epsilon(1e-4));
   Config sgd = one;
   sgd.train.optimizer.type = OptimizerKind::sgd;
-  CHECK(added(sgd) == doctest::Approx(4 * (parameters + piece) / link).epsilon(1e-4));
+  CHECK(added(sgd) == Near(4 * (parameters + piece) / link).epsilon(1e-4));
   Config replicas = one;
   replicas.parallel.data = 4;
   replicas.parallel.zero = 0;
-  CHECK(added(replicas) == doctest::Approx(12 * (parameters + piece) / link).epsilon(1e-4));
+  CHECK(added(replicas) == Near(12 * (parameters + piece) / link).epsilon(1e-4));
   replicas.parallel.zero = 1;
-  CHECK(added(replicas) == doctest::Approx(12 * (parameters / 4 + piece) / link).epsilon(1e-4));
+  CHECK(added(replicas) == Near(12 * (parameters / 4 + piece) / link).epsilon(1e-4));
   // Of two stages the first has both embeddings; the last has the tied one and the last norm.
   Config stages = one;
   stages.parallel.pipeline = 2;
   stages.parallel.stage_layers = {8, 4};
   const double block = 12.0 * 768 * 768 + 13 * 768;
   const double first = (50257 + 1024) * 768 + 8 * block;
-  CHECK(added(stages) == doctest::Approx(12 * (first + piece) / link).epsilon(1e-4));
+  CHECK(added(stages) == Near(12 * (first + piece) / link).epsilon(1e-4));
   stages.parallel.stage_layers = {4, 8};
   const double last = 50257 * 768 + 8 * block + 2 * 768;
-  CHECK(added(stages) == doctest::Approx(12 * (last + piece) / link).epsilon(1e-4));
+  CHECK(added(stages) == Near(12 * (last + piece) / link).epsilon(1e-4));
 
   const Told known = time_of(one, OffloadKind::host, link);
   CHECK(known.plan.at("time").at("offloaded_update").at("assumed_bytes_per_second") == link);
@@ -393,24 +392,24 @@ TEST_CASE("the time of a step has the products of Muon's update, of the rank tha
     CHECK_FALSE(without.contains("update_product_seconds"));
     const double seconds = with.at("update_product_seconds").get<double>();
     CHECK(with.at("step_seconds").get<double>() - without.at("step_seconds").get<double>() ==
-          doctest::Approx(seconds).epsilon(1e-9));
+          Near(seconds).epsilon(1e-9));
     return seconds;
   };
   const double block = (4 * 30 + 2 * 90) * std::pow(768.0, 3) / (0.4 * 312e12);
   Config config = gpt2();
-  CHECK(seconds_of(config) == doctest::Approx(12 * block));
+  CHECK(seconds_of(config) == Near(12 * block));
   CHECK(contains(in_one_line(time_of(config, OptimizerKind::muon).text),
                  "; 13.1 ms of each step are the update's products (train.optimizer.type muon)"));
   config.parallel.pipeline = 2;
   config.parallel.stage_layers = {8, 4};
-  CHECK(seconds_of(config) == doctest::Approx(8 * block));
+  CHECK(seconds_of(config) == Near(8 * block));
   // Each tensor rank orthogonalises whole matrices.
   config.parallel.tensor = 2;
-  CHECK(seconds_of(config) == doctest::Approx(8 * block));
+  CHECK(seconds_of(config) == Near(8 * block));
   // Replicas share the work where ZeRO divides the state: about, since a matrix at the edge of a shard is both ranks'.
   config.parallel.data = 2;
   config.parallel.zero = 0;
-  CHECK(seconds_of(config) == doctest::Approx(8 * block));
+  CHECK(seconds_of(config) == Near(8 * block));
   config.parallel.zero = 1;
   CHECK(seconds_of(config) < 0.75 * 8 * block);
   // Of eight, the one whose shard ends in one of the two large matrices and begins in the other makes both.
@@ -418,7 +417,7 @@ TEST_CASE("the time of a step has the products of Muon's update, of the rank tha
   eight.train.micro_batch = 8;
   eight.parallel.data = 8;
   eight.parallel.zero = 1;
-  CHECK(seconds_of(eight) == doctest::Approx(12 * 2 * 90 * std::pow(768.0, 3) / (0.4 * 312e12)));
+  CHECK(seconds_of(eight) == Near(12 * 2 * 90 * std::pow(768.0, 3) / (0.4 * 312e12)));
 }
 
 TEST_CASE("what would make ranks that share a GPU fit is planned without what NCCL would take") {
@@ -457,12 +456,12 @@ TEST_CASE("a capped source is drawn from up to its cap and hands its weight to t
   const SourceSize small{1'000'000, "a byte a token"};
   const double tokens = 1000.0 * 64 * 1024;
   const json sources = told(config, device, {large, small, small}).plan.at("work").at("sources");
-  CHECK(sources[0].at("epochs").get<double>() == doctest::Approx((tokens - 4e6) / 100e6));
-  CHECK(sources[1].at("epochs").get<double>() == doctest::Approx(1.0));
-  CHECK(sources[2].at("epochs").get<double>() == doctest::Approx(3.0));
+  CHECK(sources[0].at("epochs").get<double>() == Near((tokens - 4e6) / 100e6));
+  CHECK(sources[1].at("epochs").get<double>() == Near(1.0));
+  CHECK(sources[2].at("epochs").get<double>() == Near(3.0));
   // A cap that the run does not reach changes nothing.
   const json far = told(config, device, {large, large, large}).plan.at("work").at("sources");
-  CHECK(far[0].at("epochs").get<double>() == doctest::Approx(tokens / 2 / 100e6));
+  CHECK(far[0].at("epochs").get<double>() == Near(tokens / 2 / 100e6));
 }
 
 TEST_CASE("epoch caps that leave too few samples are told, and refused where they clearly do") {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "support/near.h"
 #include "train/run_state.h"
 #include "train_helpers.h"
 
@@ -65,7 +66,7 @@ TEST_CASE("where a resume goes on and what it has read of each source is told ah
   CHECK(both->last_step == 24);
   REQUIRE(both->epochs_read.size() == 2);
   CHECK(both->epochs_read[0] == 0.6);
-  CHECK(both->epochs_read[1] == doctest::Approx(54.0 / 251).epsilon(0.01));
+  CHECK(both->epochs_read[1] == Near(54.0 / 251).epsilon(0.01));
   CHECK(ahead(kAlone)->epochs_read == std::vector<double>{both->epochs_read[1]});
   CHECK(ahead("data.train=[{path: c.txt}]")->epochs_read == std::vector<double>{0.0});
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "spike_runs.h"
+#include "support/near.h"
 
 using namespace scaletrain;
 
@@ -112,7 +113,7 @@ TEST_CASE("phases_are_told_where_they_begin") {
   const SourceRecord web = run.metrics().starts[0].sources[0];
   const double tokens_of_web = 6 * 8 + 8 * 16 + 12 * 4;
   const double an_epoch = 16.0 * static_cast<double>(web.samples) / 2;  // its samples are of 8 tokens at the start
-  CHECK(web.epochs == doctest::Approx(tokens_of_web / an_epoch).epsilon(0.1));
+  CHECK(web.epochs == Near(tokens_of_web / an_epoch).epsilon(0.1));
 }
 
 TEST_CASE("a_phase_has_its_part_of_the_learning_rate") {

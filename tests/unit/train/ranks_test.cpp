@@ -8,6 +8,7 @@
 #include "checkpoint/box_copy.h"
 #include "checkpoint/hugging_face/hugging_face.h"
 #include "ranks_run.h"
+#include "support/near.h"
 #include "train/start/start_up.h"
 
 using namespace scaletrain;
@@ -62,12 +63,12 @@ TEST_CASE("mfu is a share of the peak that the config gives, of each rank's devi
   };
   const double expected = flops_per_token(one.steps.at(0), 500e12);
   CHECK(expected > 0.0);
-  for (const StepRecord& step : one.steps) CHECK(flops_per_token(step, 500e12) == doctest::Approx(expected));
+  for (const StepRecord& step : one.steps) CHECK(flops_per_token(step, 500e12) == Near(expected));
   for (const StepRecord& step : slow.steps) {
     CHECK(step.mfu > 1.0);
-    CHECK(flops_per_token(step, 1e6) == doctest::Approx(expected));
+    CHECK(flops_per_token(step, 1e6) == Near(expected));
   }
-  for (const StepRecord& step : four.steps) CHECK(flops_per_token(step, 4000e12) == doctest::Approx(expected));
+  for (const StepRecord& step : four.steps) CHECK(flops_per_token(step, 4000e12) == Near(expected));
 }
 
 TEST_CASE("a run resumed on other layouts continues the same losses") {
@@ -109,7 +110,7 @@ TEST_CASE("a run that measures the noise and whose batch follows it goes on with
     CHECK(metrics.steps[i].batch == expected.steps.at(i).batch);
     most = std::max(most, metrics.steps[i].batch.value_or(0));
     REQUIRE(metrics.steps[i].noise.has_value());
-    CHECK(metrics.steps[i].noise->variance == doctest::Approx(expected.steps[i].noise->variance).epsilon(1e-3));
+    CHECK(metrics.steps[i].noise->variance == Near(expected.steps[i].noise->variance).epsilon(1e-3));
   }
   CHECK(most > 2);
 }

@@ -1,6 +1,10 @@
 // What was consumed counts, whatever the batches were that it was consumed in.
 #include "train/run_length.h"
 
+#include <cmath>
+#include <numbers>
+
+#include "support/near.h"
 #include "train_helpers.h"
 
 namespace scaletrain {
@@ -99,11 +103,16 @@ TEST_CASE("an explicit warm-up that is over does not come back with a larger bat
   state.warmup = 100;
   state.history.continue_with({.hash = 1, .sources = {}}, 16, 8);
   for (; state.step < 120; ++state.step) state.history.consume_batch(8 * 16);
-  const double before = next_learning_rate(config, state);
-  CHECK(before > 0.99 * config.train.optimizer.learning_rate);
+  // A cosine over the 900 steps behind the warm-up, down to a tenth. The next step is the 121st.
+  const auto expected = [&config](double behind_warmup) {
+    return config.train.optimizer.learning_rate *
+           (0.1 + 0.9 * (1 + std::cos(std::numbers::pi * behind_warmup / 900)) / 2);
+  };
+  CHECK(next_learning_rate(config, state) == Near(expected(21)).epsilon(1e-12));
   config.train.global_batch = 32;
   CHECK(last_step(config, state) == 120 + 220);
-  CHECK(next_learning_rate(config, state) == doctest::Approx(before).epsilon(1e-4));
+  // It takes the samples of the 121st to the 124th.
+  CHECK(next_learning_rate(config, state) == Near(expected(24)).epsilon(1e-12));
 }
 
 TEST_CASE("a token budget that the epoch caps give only with the padding is refused before the first step") {

@@ -5,6 +5,7 @@
 #include "infer/model.h"
 #include "optim/adaptive_batch.h"
 #include "optim/gradient_noise.h"
+#include "support/near.h"
 #include "train_helpers.h"
 
 using namespace scaletrain;
@@ -67,8 +68,7 @@ TEST_CASE("the_noise_of_the_gradient_is_in_the_metrics_of_the_steps_that_measure
   GradientNoiseState state;
   for (const StepRecord& step : metrics.steps) {
     CAPTURE(step.step);
-    CHECK(step.loss ==
-          doctest::Approx(plain.metrics().steps.at(static_cast<std::size_t>(step.step - 1)).loss).epsilon(1e-5));
+    CHECK(step.loss == Near(plain.metrics().steps.at(static_cast<std::size_t>(step.step - 1)).loss).epsilon(1e-5));
     REQUIRE(step.noise.has_value() == (step.step % 3 == 0));
     if (!step.noise) continue;
     CHECK((step.noise->batch_small == 2 && step.noise->batch_big == 4));
@@ -131,7 +131,7 @@ TEST_CASE("the_learning_rate_is_scaled_with_the_batch") {
     const std::vector<StepRecord> steps = scaled.metrics().steps;
     REQUIRE(steps.size() == 12);
     for (std::size_t i = 0; i < steps.size(); ++i)
-      CHECK(steps[i].learning_rate == doctest::Approx(plain.metrics().steps[i].learning_rate * factor).epsilon(1e-15));
+      CHECK(steps[i].learning_rate == Near(plain.metrics().steps[i].learning_rate * factor).epsilon(1e-15));
   }
 }
 
@@ -142,12 +142,12 @@ TEST_CASE("a_shaped_loss_is_what_is_optimised_and_the_cross_entropy_what_is_told
   TinyRun shaped;
   shaped.run({"train.label_smoothing=0.2"});
   const Metrics metrics = shaped.metrics();
-  CHECK(metrics.steps.front().loss == doctest::Approx(plain.metrics().steps.front().loss).epsilon(1e-6));
+  CHECK(metrics.steps.front().loss == Near(plain.metrics().steps.front().loss).epsilon(1e-6));
   CHECK(metrics.steps.front().grad_norm != plain.metrics().steps.front().grad_norm);
   CHECK(losses_of(metrics) != losses_of(plain.metrics()));
   TinyRun with_z;
   with_z.run({"train.z_loss=0.1"});
-  CHECK(with_z.metrics().steps.front().loss == doctest::Approx(plain.metrics().steps.front().loss).epsilon(1e-6));
+  CHECK(with_z.metrics().steps.front().loss == Near(plain.metrics().steps.front().loss).epsilon(1e-6));
   CHECK(with_z.metrics().steps.front().grad_norm != plain.metrics().steps.front().grad_norm);
 }
 
@@ -163,7 +163,7 @@ TEST_CASE("a_batch_grows_with_the_steps_and_the_run_ends_with_its_tokens") {
   // The same samples in the same order, whatever the batches are: the first step alone of two runs has one.
   TinyRun small;
   small.run({"train.global_batch=1", "train.steps=2"});
-  CHECK(small.metrics().steps[0].loss == doctest::Approx(steps.metrics().steps[0].loss).epsilon(1e-6));
+  CHECK(small.metrics().steps[0].loss == Near(steps.metrics().steps[0].loss).epsilon(1e-6));
 }
 
 namespace {
@@ -208,7 +208,7 @@ TEST_CASE("a_batch_that_is_auto_resumes_to_the_bit_and_its_learning_rate_may_fol
   const Metrics metrics = run.metrics();
   const double least = metrics.steps.front().learning_rate;
   for (const StepRecord& step : metrics.steps)
-    CHECK(step.learning_rate == doctest::Approx(least * static_cast<double>(*step.batch) / 2.0).epsilon(1e-12));
+    CHECK(step.learning_rate == Near(least * static_cast<double>(*step.batch) / 2.0).epsilon(1e-12));
 }
 
 TEST_CASE("a_batch_that_is_auto_falls_where_the_epoch_caps_leave_fewer_samples_than_it_has") {
@@ -316,8 +316,8 @@ TEST_CASE("averages_are_saved_evaluated_and_exported") {
     return evaluate_model(model, *opened, opened->num_samples(), 4, {}).loss;
   };
   const std::filesystem::path last = run.checkpoint(12);
-  CHECK(loss_of({.path = last}) == doctest::Approx(of_weights).epsilon(1e-6));
-  CHECK(loss_of({.path = last, .averages = true}) == doctest::Approx(of_averages).epsilon(1e-6));
+  CHECK(loss_of({.path = last}) == Near(of_weights).epsilon(1e-6));
+  CHECK(loss_of({.path = last, .averages = true}) == Near(of_averages).epsilon(1e-6));
   const std::string refusal = message_of<UserError>([&] { loss_of({.path = plain.checkpoint(12), .averages = true}); });
   CHECK(contains(refusal, "holds no averages of its weights: it was trained without train.ema"));
   // A run may not begin to average in the middle, nor stop.

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <numeric>
 
+#include "support/near.h"
 #include "train/start/initial_weights.h"
 #include "train_helpers.h"
 
@@ -27,15 +28,15 @@ TEST_CASE("a run writes its metrics, evaluations, checkpoints and logs") {
     CHECK(step.tokens == static_cast<std::int64_t>(i + 1) * 4 * 16);
     CHECK(std::isfinite(step.loss));
     CHECK(step.grad_norm > 0.0);
-    CHECK(step.tokens_per_second == doctest::Approx(64.0 / step.step_seconds));
+    CHECK(step.tokens_per_second == Near(64.0 / step.step_seconds));
     CHECK(step.mfu == 0.0);  // not measured here
   }
   // log(257) at the start, and learning.
-  CHECK(metrics.steps[0].loss == doctest::Approx(std::log(257.0)).epsilon(0.02));
+  CHECK(metrics.steps[0].loss == Near(std::log(257.0)).epsilon(0.02));
   CHECK(metrics.steps[11].loss < metrics.steps[0].loss - 0.5);
-  CHECK(metrics.steps[0].learning_rate == doctest::Approx(5e-3));  // half of the warm-up
-  CHECK(metrics.steps[1].learning_rate == doctest::Approx(1e-2));
-  CHECK(metrics.steps[11].learning_rate == doctest::Approx(1e-3));
+  CHECK(metrics.steps[0].learning_rate == Near(5e-3));  // half of the warm-up
+  CHECK(metrics.steps[1].learning_rate == Near(1e-2));
+  CHECK(metrics.steps[11].learning_rate == Near(1e-3));
   // Two sets at steps 4, 8 and 12.
   REQUIRE(metrics.evaluations.size() == 6);
   for (std::size_t i = 0; i < 6; ++i) {
@@ -61,8 +62,7 @@ TEST_CASE("throughput counts the tokens that a batch trains on, not its padding"
   run.run({"data.train=[{path: short.txt}]"});
   const Metrics metrics = run.metrics();
   REQUIRE(metrics.steps.size() == 12);
-  for (const StepRecord& step : metrics.steps)
-    CHECK(step.tokens_per_second == doctest::Approx(4 * 7 / step.step_seconds));
+  for (const StepRecord& step : metrics.steps) CHECK(step.tokens_per_second == Near(4 * 7 / step.step_seconds));
 }
 
 TEST_CASE("the last step is evaluated and saved whatever the intervals") {
@@ -97,8 +97,8 @@ TEST_CASE("a batch that does not divide into micro-batches has the losses of one
   for (std::size_t i = 0; i < a.steps.size(); ++i) {
     CAPTURE(i);
     CHECK(b.steps[i].tokens == a.steps[i].tokens);
-    CHECK(b.steps[i].loss == doctest::Approx(a.steps[i].loss).epsilon(1e-5));
-    CHECK(b.steps[i].grad_norm == doctest::Approx(a.steps[i].grad_norm).epsilon(1e-4));
+    CHECK(b.steps[i].loss == Near(a.steps[i].loss).epsilon(1e-5));
+    CHECK(b.steps[i].grad_norm == Near(a.steps[i].grad_norm).epsilon(1e-4));
   }
 }
 
@@ -135,8 +135,8 @@ TEST_CASE("the loss is the mean over all unmasked tokens of the global batch, ho
   const auto single = losses(1);
   REQUIRE(whole.size() == 6);
   for (std::size_t i = 0; i < whole.size(); ++i) {
-    CHECK(single[i].loss == doctest::Approx(whole[i].loss).epsilon(1e-6));
-    CHECK(single[i].grad_norm == doctest::Approx(whole[i].grad_norm).epsilon(1e-4));
+    CHECK(single[i].loss == Near(whole[i].loss).epsilon(1e-6));
+    CHECK(single[i].grad_norm == Near(whole[i].grad_norm).epsilon(1e-4));
   }
 }
 

@@ -499,9 +499,7 @@ fs::path file_in(const fs::path& folder) {
   if (const auto file = find_in(folder)) return *file;
   std::error_code ignored;
   if (fs::exists(folder / "tokenizer.model", ignored))
-    refuse(folder.string(),
-           "holds a SentencePiece model only (tokenizer.model), which is not supported yet; a byte-level "
-           "BPE's tokenizer.json is");
+    refuse(folder.string(), "holds a SentencePiece model (tokenizer.model), and no tokenizer.json of a byte-level BPE");
   refuse(folder.string(),
          "holds no tokenizer: neither tokenizer.json, nor vocab.json with merges.txt, nor encoder.json "
          "with vocab.bpe");

@@ -295,6 +295,12 @@ std::string BpeTokenizer::decode(std::span<const std::int32_t> tokens) const {
   return joined_texts(texts_, tokens);
 }
 
+std::string BpeTokenizer::special_name(std::int32_t token) const {
+  for (const AddedToken& added : spec_.added)
+    if (added.id == token && added.is_special) return added.content;
+  return {};
+}
+
 // Between x and y each step cuts, or lets nothing depend on where the text ends; and one of them cuts.
 bool BpeTokenizer::is_safe(char32_t x, char32_t y) const {
   const CodePoints& points = CodePoints::get();

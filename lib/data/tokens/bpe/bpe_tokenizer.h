@@ -41,6 +41,7 @@ class BpeTokenizer final : public Tokenizer {
   std::vector<std::int32_t> encode_plain(std::string_view text) const override;
   std::string normalized(std::string_view text) const override;
   std::string decode(std::span<const std::int32_t> tokens) const override;
+  std::string special_name(std::int32_t token) const override;
   std::size_t safe_cut(std::string_view text) const override;
   std::string description() const override;
   std::vector<std::filesystem::path> files() const override { return spec_.files; }

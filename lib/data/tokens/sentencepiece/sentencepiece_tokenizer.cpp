@@ -187,6 +187,11 @@ std::string SentencePieceTokenizer::decode(std::span<const std::int32_t> tokens)
   return text;
 }
 
+std::string SentencePieceTokenizer::special_name(std::int32_t token) const {
+  const bool is_special = token >= 0 && token < vocab_size() && texts_[static_cast<std::size_t>(token)].empty();
+  return is_special ? library_->whole.IdToPiece(token) : std::string();
+}
+
 bool SentencePieceTokenizer::is_safe(char32_t x, char32_t y) const {
   if (needs_known_ && !known_.contains(x) && !known_.contains(y)) return false;
   return !neighbours_.contains(pair_of(x, y));

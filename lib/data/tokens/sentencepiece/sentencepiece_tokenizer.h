@@ -46,6 +46,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   // A word's token has its space. The one that was put before a text is left out where the tokens begin with bos, as
   // those of a document do. Bytes of a character that the vocabulary does not have are bytes here.
   std::string decode(std::span<const std::int32_t> tokens) const override;
+  std::string special_name(std::int32_t token) const override;
   // InputError for a text beyond kLongestWhole that cannot be cut.
   std::size_t safe_cut(std::string_view text) const override;
   std::string description() const override;

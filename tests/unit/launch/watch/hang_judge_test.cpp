@@ -1,5 +1,6 @@
 // Which rank is to blame when nobody goes on, by a clock that the test moves.
 #include "launch/watch/hang_judge.h"
+#include "support/near.h"
 
 #include <doctest/doctest.h>
 
@@ -67,7 +68,7 @@ TEST_CASE("ranks that stand for a heartbeat hang, one that moves excuses all") {
 
   JudgedScene elsewhere(2, false);
   CHECK_FALSE(elsewhere.run(60));
-  CHECK(elsewhere.judge.still_seconds() == doctest::Approx(59.0));
+  CHECK(elsewhere.judge.still_seconds() == Near(59.0));
 }
 
 TEST_CASE("a rank that says nothing is named though others move, and one in no collective before those in one") {
