@@ -371,6 +371,8 @@ struct FinetuneConfig {
   std::vector<UnfreezeConfig> unfreeze{};
   // Factors on the learning rate, by the same patterns; of those that match a name the last one counts.
   std::vector<std::pair<std::string, double>> learning_rates{};
+  // Factors on the weight decay, by the same patterns; which parameters one is of: nn/finetune.h.
+  std::vector<std::pair<std::string, double>> weight_decays{};
   // A further factor for each layer between a parameter and the head: this to the power of their number.
   double layer_decay = 1.0;
   // Adapters are trained, and nothing else is.

@@ -13,6 +13,7 @@ class TrainingRules : private RuleScope {
   void run() {
     if (origin_ == Origin::user) check_lr_schedule();
     check_decay();
+    check_weight_decays();
     check_batch_ramp();
     check_auto_batch();
     check_average();
@@ -46,6 +47,16 @@ class TrainingRules : private RuleScope {
       refuse_idle(section + "restart_steps", schedule.restart_steps, fallback.restart_steps, {type_key}, reason);
       refuse_idle(section + "restart_factor", schedule.restart_factor, fallback.restart_factor, {type_key}, reason);
     }
+  }
+
+  void check_weight_decays() {
+    const std::string decay = "train.optimizer.weight_decay";
+    const std::string type = "train.optimizer.type";
+    if (config_.train.optimizer.weight_decay > 0 || !are_fine({decay, type})) return;
+    const bool is_default = config_.train.optimizer.type == OptimizerKind::adafactor && !is_given(decay);
+    refuse_idle("finetune.weight_decays", config_.finetune.weight_decays, FinetuneConfig().weight_decays, {decay, type},
+                fmt::format("what its factors multiply, {}, is 0{}", decay,
+                            is_default ? ", as with adafactor unless it is given" : ""));
   }
 
   // Of a run in tokens see check_warmup in train/run_length.h.

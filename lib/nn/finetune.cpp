@@ -135,26 +135,30 @@ bool has_adapters(const ParamTable& table) {
                      [](const Parameter& parameter) { return parameter.is_adapter; });
 }
 
+// What a pattern matches, by index. UserError: nothing, or nothing that is trained.
+std::vector<std::size_t> matches_of(const ParamTable& table, std::string_view key, const std::string& pattern) {
+  std::vector<std::size_t> matches;
+  bool trains = false;
+  for (std::size_t index = 0; index < table.parameters().size(); ++index) {
+    const Parameter& parameter = table.parameters()[index];
+    if (parameter.tied_to || !matches_name(pattern, parameter.name)) continue;
+    matches.push_back(index);
+    trains = trains || parameter.role == ParamRole::trained;
+  }
+  if (matches.empty()) throw UserError(unmatched(table, key, pattern));
+  if (!trains)
+    throw UserError(fmt::format("{}: all that {} matches is frozen ({}", key, quoted(pattern),
+                                has_adapters(table)
+                                    ? "finetune.lora): adapters alone are trained, whose names end in .lora_a and "
+                                      ".lora_b"
+                                    : "finetune.freeze); leave one of them out"));
+  return matches;
+}
+
 }  // namespace
 
 void scale_learning_rates(ParamTable& table, const FinetuneConfig& config) {
-  constexpr std::string_view key = "finetune.learning_rates";
-  for (const auto& [pattern, factor] : config.learning_rates) {
-    bool matches = false;
-    bool trains = false;
-    for (const Parameter& parameter : table.parameters()) {
-      if (parameter.tied_to || !matches_name(pattern, parameter.name)) continue;
-      matches = true;
-      trains = trains || parameter.role == ParamRole::trained;
-    }
-    if (!matches) throw UserError(unmatched(table, key, pattern));
-    if (!trains)
-      throw UserError(fmt::format("{}: all that {} matches is frozen ({}", key, quoted(pattern),
-                                  has_adapters(table)
-                                      ? "finetune.lora): adapters alone are trained, whose names end in .lora_a and "
-                                        ".lora_b"
-                                      : "finetune.freeze); leave one of them out"));
-  }
+  for (const auto& [pattern, factor] : config.learning_rates) matches_of(table, "finetune.learning_rates", pattern);
   table.scale_learning_rates([&](const Parameter& parameter) {
     const auto units_behind = static_cast<double>(table.units().size()) - 1 - parameter.unit;
     double factor = 1;
@@ -162,6 +166,31 @@ void scale_learning_rates(ParamTable& table, const FinetuneConfig& config) {
       if (matches_name(pattern, parameter.name)) factor = of_pattern;
     return factor * std::pow(config.layer_decay, units_behind);
   });
+}
+
+void scale_weight_decays(ParamTable& table, const FinetuneConfig& config) {
+  constexpr std::string_view key = "finetune.weight_decays";
+  const auto parameters = table.parameters();
+  std::vector<double> factors;
+  for (const Parameter& parameter : parameters) factors.push_back(parameter.decays ? 1.0 : 0.0);
+  for (const auto& [pattern, factor] : config.weight_decays) {
+    const std::vector<std::size_t> matches = matches_of(table, key, pattern);
+    const bool has_matrices =
+        std::any_of(matches.begin(), matches.end(), [&](std::size_t index) { return parameters[index].decays; });
+    bool is_used = false;
+    for (const std::size_t index : matches) {
+      if (has_matrices && !parameters[index].decays && factors[index] == 0) continue;
+      factors[index] = factor;
+      is_used = is_used || parameters[index].role == ParamRole::trained;
+    }
+    if (!is_used)
+      throw UserError(
+          fmt::format("{}: of what {} matches the matrices are frozen, and the biases and norms do not decay; leave it "
+                      "out, or have these decay by a pattern that matches nothing else, such as *.bias",
+                      key, quoted(pattern)));
+  }
+  table.scale_weight_decays(
+      [&](const Parameter& parameter) { return factors[static_cast<std::size_t>(table.index_of(parameter.name))]; });
 }
 
 }  // namespace scaletrain

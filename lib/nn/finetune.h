@@ -1,5 +1,5 @@
-// Which parameters a run does not train, or not yet, and with what part of the learning rate the others. Frozen ones
-// keep their values, and have neither gradient nor optimizer state.
+// Which parameters a run does not train, or not yet, and with what part of the learning rate and of the weight decay
+// the others. Frozen ones keep their values, and have neither gradient nor optimizer state.
 #pragma once
 
 #include "config/config.h"
@@ -17,5 +17,12 @@ void freeze_parameters(ParamTable& table, const FinetuneConfig& config);
 // matches, 1 without one, times layer_decay to the power of the units behind (Clark et al. 2020, ELECTRA: the embedding
 // of a model of L blocks has L + 1). UserError: a pattern that matches nothing, or frozen parameters alone.
 void scale_learning_rates(ParamTable& table, const FinetuneConfig& config);
+
+// Gives the parameters their factors on the weight decay, without a pattern 1 to matrices and 0 to biases and norms. A
+// pattern of finetune.weight_decays that matches biases and norms alone gives its factor to all of them; one that
+// matches matrices too gives it to these and to what an earlier pattern has decay: "blocks.*" has no norm decay, and 0
+// keeps all that it matches from decay. Of several the last one counts. UserError: as above, or a pattern of whose
+// matches what is trained does not decay.
+void scale_weight_decays(ParamTable& table, const FinetuneConfig& config);
 
 }  // namespace scaletrain

@@ -49,7 +49,7 @@ class Adafactor final : public RangeOptimizer {
     if (norms_) return;
     for (const Parameter& parameter : store.table().parameters())
       if (parameter.role == ParamRole::trained) SCALETRAIN_CHECK_EQ(parameter.has_factors, is_factored(parameter));
-    norms_.emplace(backend, store, TensorNorms::Of::all);
+    norms_.emplace(backend, store);
     moments_.emplace(backend, store, config().beta2_exponent);
   }
 

@@ -18,7 +18,7 @@ class Lamb final : public RangeOptimizer {
   std::int64_t num_summed(const ParamTable& table) const override { return TensorNorms::num_summed(table); }
   void prepare(Backend& backend, const ParamStore& store) override {
     RangeOptimizer::prepare(backend, store);
-    if (!norms_) norms_.emplace(backend, store);
+    if (!norms_) norms_.emplace(backend, store, decays);
   }
 
  private:

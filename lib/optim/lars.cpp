@@ -23,7 +23,7 @@ class Lars final : public RangeOptimizer {
   std::int64_t num_summed(const ParamTable& table) const override { return TensorNorms::num_summed(table); }
   void prepare(Backend& backend, const ParamStore& store) override {
     RangeOptimizer::prepare(backend, store);
-    if (!norms_) norms_.emplace(backend, store);
+    if (!norms_) norms_.emplace(backend, store, decays);
   }
 
  private:
@@ -47,8 +47,9 @@ class Lars final : public RangeOptimizer {
     for (std::size_t index = 0; index < ratios.size(); ++index) {
       const double weights = norms_->of_weights(narrow<int>(index));
       const double gradient = norms_->of_gradient(narrow<int>(index)) * gradient_scale;
+      const double decay = config().weight_decay * table.parameters()[index].decay_factor;
       if (weights > 0 && gradient > 0)
-        ratios[index] = config().trust_coefficient * weights / (gradient + config().weight_decay * weights);
+        ratios[index] = config().trust_coefficient * weights / (gradient + decay * weights);
     }
     return ratios;
   }

@@ -64,7 +64,7 @@ class Muon final : public RangeOptimizer {
   void prepare(Backend& backend, const ParamStore& store) override {
     RangeOptimizer::prepare(backend, store);
     if (norms_) return;
-    norms_.emplace(backend, store);
+    norms_.emplace(backend, store, is_orthogonalised);
     matrices_.emplace(backend, store);
   }
 

@@ -56,10 +56,10 @@ class RangeOptimizer : public Optimizer {
     ParameterChoice is_chosen{};  // empty: all
     bool is_last = true;          // as ParamStore::update_ranges
   };
-  // Shows `update` every piece. The spans' weight decay is `weight_decay` where the parameter decays, and their factor
-  // on the rate the parameter's, times factors[parameter] where there are any. The scalars are those of set_scalars.
-  // Parameters that joined later (Parameter::joins_after) are pieces of their own, with bias corrections of their own;
-  // those that are yet to join are none.
+  // Shows `update` every piece. The spans' weight decay is the parameter's part of `weight_decay` where it decays, and
+  // their factor on the rate the parameter's, times factors[parameter] where there are any. The scalars are those of
+  // set_scalars. Parameters that joined later (Parameter::joins_after) are pieces of their own, with bias corrections
+  // of their own; those that are yet to join are none.
   void for_pieces(Stream& stream, ParamStore& store, const Pass& pass, const Update& update);
   // Issues the multiplication of what is in the gradients' place of the chosen parameters, each by a factor of its own,
   // by its index in the table.

@@ -12,14 +12,13 @@ namespace scaletrain {
 namespace {
 
 // By flat buffer, ascending in it.
-std::vector<ParamRange> measured_ranges(const ParamStore& store, TensorNorms::Of measured) {
+std::vector<ParamRange> measured_ranges(const ParamStore& store, const ParameterChoice& is_measured) {
   const ShardLayout& layout = store.layout();
   const std::int64_t tensor_degree = layout.mesh().degree(Axis::tensor);
   std::vector<ParamRange> ranges = layout.piece_ranges(layout.position().data);
   std::erase_if(ranges, [&](const ParamRange& range) {
     const Parameter& parameter = store.table().parameters()[static_cast<std::size_t>(range.parameter)];
-    const bool is_measured = parameter.decays || measured == TensorNorms::Of::all;
-    return parameter.role != ParamRole::trained || !is_measured || parameter.tied_to ||
+    return parameter.role != ParamRole::trained || (is_measured && !is_measured(parameter)) || parameter.tied_to ||
            !ParamTable::is_first_replica(parameter, tensor_degree, layout.position().tensor);
   });
   return ranges;
@@ -27,12 +26,12 @@ std::vector<ParamRange> measured_ranges(const ParamStore& store, TensorNorms::Of
 
 }  // namespace
 
-TensorNorms::TensorNorms(Backend& backend, const ParamStore& store, Of measured)
+TensorNorms::TensorNorms(Backend& backend, const ParamStore& store, const ParameterChoice& is_measured)
     : backend_(backend),
       store_(store),
-      sums_(backend, 2 * measured_ranges(store, measured).size() * sizeof(double)),
+      sums_(backend, 2 * measured_ranges(store, is_measured).size() * sizeof(double)),
       totals_(static_cast<std::size_t>(num_summed(store.table()))) {
-  const std::vector<ParamRange> ranges = measured_ranges(store, measured);
+  const std::vector<ParamRange> ranges = measured_ranges(store, is_measured);
   count(StateKind::master, ranges);
   count(StateKind::gradient, ranges);
 }

@@ -10,15 +10,20 @@
 
 #include "backend/backend.h"
 #include "backend/mirrored_buffer.h"
+#include "optim/update_spans.h"
 #include "store/param_store.h"
 
 namespace scaletrain {
 
+// A choice of parameters, LAMB's and LARS's: what does not decay steps without a ratio of norms.
+inline bool decays(const Parameter& parameter) {
+  return parameter.decays;
+}
+
 class TensorNorms {
  public:
-  enum class Of { decaying, all };
-  // Both must outlive it.
-  TensorNorms(Backend& backend, const ParamStore& store, Of measured = Of::decaying);
+  // Of the chosen parameters among those that are trained; without a choice of all. Both must outlive it.
+  TensorNorms(Backend& backend, const ParamStore& store, const ParameterChoice& is_measured = {});
 
   // Numbers that measure() sums over all ranks.
   static std::int64_t num_summed(const ParamTable& table);

@@ -15,7 +15,7 @@ std::vector<UpdateSpan> update_spans(const ShardLayout& layout, const ParamTable
     if (begin >= end) continue;
     const Parameter& parameter = table.parameters()[static_cast<std::size_t>(span.parameter)];
     if (parameter.joins_after != joins_after || (is_chosen && !is_chosen(parameter))) continue;
-    const double decay = parameter.decays ? weight_decay : 0.0;
+    const double decay = parameter.decays ? weight_decay * parameter.decay_factor : 0.0;
     const double factor = factors.empty() ? 1.0 : factors[static_cast<std::size_t>(span.parameter)];
     const double rate_factor = parameter.rate_factor * factor;
     if (!out.empty() && out.back().weight_decay == decay && out.back().rate_factor == rate_factor &&

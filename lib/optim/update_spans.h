@@ -19,10 +19,10 @@ struct FlatRange {
   std::int64_t count = 0;
 };
 
-// Ascending spans with offsets relative to range.first: weight_decay where the table says that the parameter decays, 0
-// where not, and the parameter's factor on the learning rate, times factors[its index in the table] where there are
-// any. Of parameters that join after so many updates (Parameter::joins_after): what joins at other times, and padding,
-// is in none of them. With a choice of parameters nor is what it leaves out.
+// Ascending spans with offsets relative to range.first: weight_decay, times the parameter's factor on it, where the
+// table says that it decays, 0 where not, and its factor on the learning rate, times factors[its index in the table]
+// where there are any. Of parameters that join after so many updates (Parameter::joins_after): what joins at other
+// times, and padding, is in none of them. With a choice of parameters nor is what it leaves out.
 using ParameterChoice = std::function<bool(const Parameter&)>;
 std::vector<UpdateSpan> update_spans(const ShardLayout& layout, const ParamTable& table, const FlatRange& range,
                                      double weight_decay, std::span<const double> factors = {},

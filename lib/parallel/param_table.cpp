@@ -151,6 +151,14 @@ void ParamTable::scale_learning_rates(const std::function<double(const Parameter
     parameter.rate_factor = parameter.tied_to ? find(*parameter.tied_to)->rate_factor : factor_of(parameter);
 }
 
+void ParamTable::scale_weight_decays(const std::function<double(const Parameter&)>& factor_of) {
+  for (Parameter& parameter : parameters_) {
+    const double factor = factor_of(parameter.tied_to ? *find(*parameter.tied_to) : parameter);
+    parameter.decays = factor > 0;
+    parameter.decay_factor = factor > 0 ? factor : 1.0;
+  }
+}
+
 void ParamTable::leave_out_states(const std::function<int(const Parameter&)>& absent_of, bool with_factors) {
   const Parameter* before = nullptr;
   for (Parameter& parameter : parameters_) {

@@ -67,8 +67,9 @@ struct Parameter {
   Shape shape;               // global
   DType dtype = DType::f32;  // as stored
   Split split;
-  bool decays = false;     // weight decay applies (matrices, not biases and norms)
-  double rate_factor = 1;  // on the learning rate
+  bool decays = false;      // weight decay applies (matrices, not biases and norms)
+  double decay_factor = 1;  // on the weight decay
+  double rate_factor = 1;   // on the learning rate
   // Of a trained parameter: updates of the model before it takes part in them. Until then it keeps its value, nobody
   // computes its gradient, and its optimizer state is zero.
   std::int64_t joins_after = 0;
@@ -126,6 +127,8 @@ class ParamTable {
   void join_after(const std::function<std::int64_t(const Parameter&)>& updates_of);
   // Gives each parameter the factor on its learning rate; those that share a tensor get the same.
   void scale_learning_rates(const std::function<double(const Parameter&)>& factor_of);
+  // The same of the weight decay. Whether a parameter decays follows from it: with 0 it does not, with more it does.
+  void scale_weight_decays(const std::function<double(const Parameter&)>& factor_of);
 
   // Gives trained matrices the blocks in which an optimizer holds its states in 8 bits. They follow from the global
   // shape alone, so that every layout has the same: the largest power of two, at most 256, of which rows consist, or,

@@ -380,6 +380,7 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
   }
   freeze_parameters(phase.table, config.finetune);
   scale_learning_rates(phase.table, config.finetune);
+  scale_weight_decays(phase.table, config.finetune);
   phase.compute = compute_type_of(config.compute_precision());
   phase.table.hold_frozen_in(phase.compute);  // layers read nothing else, and no update needs more
   if (config.train.optimizer.state == OptimizerStateType::int8) {

@@ -83,6 +83,7 @@ struct GoldenCase {
   std::string file = "expected.safetensors";
   std::vector<std::string> freeze{};
   std::vector<UnfreezeConfig> unfreeze{};
+  std::vector<std::pair<std::string, double>> weight_decays{};
   std::optional<LoraConfig> lora{};  // its adapters begin as the file has them
   OptimizerKind optimizer = OptimizerKind::adamw;
   std::string prefix{};  // of the steps' names in the file
@@ -106,8 +107,8 @@ struct Golden {
       : folder(golden_folder(name)),
         expected(folder / of.file),
         source(folder),
-        runner(spec_of_case(source, of), std::move(backend), states, {.freeze = of.freeze, .unfreeze = of.unfreeze},
-               recompute),
+        runner(spec_of_case(source, of), std::move(backend), states,
+               {.freeze = of.freeze, .unfreeze = of.unfreeze, .weight_decays = of.weight_decays}, recompute),
         ids(expected.values<std::int32_t>("ids")),
         targets(expected.values<std::int32_t>("targets")) {
     source.load(runner.store, *runner.stream);

@@ -250,7 +250,7 @@ Switch finetune_switch() {
               {.name = "everything alike", .is_possible = nullptr, .apply = [](const Row&, LayoutRun&) {}},
               // Frozen: a whole block, and of the others a weight whose bias is trained and a norm; the tied tensor's
               // copies.
-              {.name = "parts, at rates of their own",
+              {.name = "parts, with rates and decays of their own",
                .is_possible = nullptr,
                .apply =
                    [](const Row&, LayoutRun& run) {
@@ -258,6 +258,8 @@ Switch finetune_switch() {
                                                    "*.attention_norm.weight"};
                      run.config.finetune.learning_rates = {{"blocks.*.weight", 0.5}, {"*_norm.weight", 2.0}};
                      run.config.finetune.layer_decay = 0.75;
+                     run.config.finetune.weight_decays = {
+                         {"*.attention.*", 0.0}, {"*.up.weight", 3.0}, {"*_norm.weight", 2.0}};
                    }},
               // Of fused maps some and all; maps whose outputs and whose inputs are divided.
               {.name = "adapters of all maps",

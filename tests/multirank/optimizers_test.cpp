@@ -17,7 +17,7 @@ using namespace scaletrain;
 
 namespace {
 
-// Sizes that nothing divides, parts frozen and parts at rates of their own; it clips and decays.
+// Sizes that nothing divides, parts frozen and parts with rates and decays of their own; it clips.
 Config config_of(const NamedOptimizer& named) {
   Config config = tiny_config({.layers = 4});
   config.run.seed = 5;
@@ -28,6 +28,7 @@ Config config_of(const NamedOptimizer& named) {
   config.train.optimizer = named.config;
   config.finetune.freeze = {"blocks.1.*"};
   config.finetune.learning_rates = {{"blocks.*.weight", 0.5}, {"*_norm.weight", 2.0}};
+  config.finetune.weight_decays = {{"*.attention.*", 0.0}, {"*.ffn.down.*", 3.0}, {"*_norm.*", 2.0}};
   return config;
 }
 

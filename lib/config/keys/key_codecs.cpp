@@ -335,7 +335,7 @@ std::string FactorsCodec::parse(const YamlNode& node, Factors& value) const {
   for (const YamlEntry& entry : node.entries) {
     if (std::string problem = check_pattern(entry.key); !problem.empty()) return problem;
     double factor = 0;
-    const std::string problem = NumberCodec{0.0, most, Bounds::open_below}.parse(entry.value, factor);
+    const std::string problem = NumberCodec{0.0, most, bounds}.parse(entry.value, factor);
     if (!problem.empty()) return fmt::format("{}: {}", entry.key, problem);
     out.emplace_back(entry.key, factor);
   }

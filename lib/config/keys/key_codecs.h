@@ -186,6 +186,7 @@ struct NameListCodec {
 // Such patterns with a positive factor each, in the order of the file.
 struct FactorsCodec {
   double most = 1.0;
+  Bounds bounds = Bounds::open_below;
   using Factors = std::vector<std::pair<std::string, double>>;
   std::string parse(const YamlNode& node, Factors& value) const;
   std::string text(const Factors& value) const;

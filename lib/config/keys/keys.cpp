@@ -277,6 +277,11 @@ void add_finetune(KeyTable<Config>& table) {
                        "last one counts.",
                        with_notice, "{}"},
                       FactorsCodec{1e6}, FIELD(finetune.learning_rates)));
+  table.push_back(top({"finetune.weight_decays", "",
+                       "Factors on train.optimizer.weight_decay, by patterns as there; 0: no decay. Biases and norms "
+                       "begin to decay only by a pattern that matches nothing else, such as *.bias.",
+                       with_notice, "{}"},
+                      FactorsCodec{1e6, Bounds::closed}, FIELD(finetune.weight_decays)));
   table.push_back(top({"finetune.layer_decay", "",
                        "Factor on the learning rate of a layer for each one behind it: the head has 1, the last block "
                        "this, the one before its square.",

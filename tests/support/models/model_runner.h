@@ -19,7 +19,7 @@ namespace scaletrain {
 
 class ModelRunner : public ModelStore {
  public:
-  // finetune: its freeze and unfreeze. spec: with its adapters, if it has any.
+  // finetune: its freeze, unfreeze and weight_decays. spec: with its adapters, if it has any.
   ModelRunner(const ModelSpec& spec, std::unique_ptr<Backend> used_backend, const std::vector<std::string>& state_names,
               const FinetuneConfig& finetune = {}, RecomputeKind recompute = RecomputeKind::none)
       : ModelStore(table_of(spec, finetune, state_names), std::move(used_backend), {.state_names = state_names}),
@@ -57,6 +57,7 @@ class ModelRunner : public ModelStore {
     ParamTable table = make_param_table(spec, InitConfig{});
     if (spec.lora.rank > 0) table = with_adapters(table, spec.lora);
     freeze_parameters(table, finetune);
+    scale_weight_decays(table, finetune);
     // Adafactor's, which matrices have factors in place of.
     if (!state_names.empty() && state_names.front() == "variance")
       table.leave_out_states([](const Parameter& parameter) { return parameter.shape.num_dims() == 2 ? 0 : -1; }, true);

@@ -282,6 +282,35 @@ TEST_CASE("an override of a mapping whose order counts replaces it") {
   CHECK(load_text(file, {"finetune.learning_rates={}"}).config.finetune.layer_decay == 0.9);
 }
 
+TEST_CASE("factors on a weight decay are none or more, and of one that is not 0") {
+  const auto with_optimizer = [](const std::string& optimizer) {
+    return "data: {train: [{path: corpus.txt}]}\ntrain: {steps: 200, optimizer: {" + optimizer +
+           "}}\nfinetune: {weight_decays: {'*.bias': 2, 'blocks.*': 0}}\n";
+  };
+  const std::string file = with_optimizer("type: adamw");
+  using Factors = std::vector<std::pair<std::string, double>>;
+  CHECK((load_text(file).config.finetune.weight_decays == Factors{{"*.bias", 2.0}, {"blocks.*", 0.0}}));
+  CHECK((load_text(file, {"finetune.weight_decays={'head.*': 0.5}"}).config.finetune.weight_decays ==
+         Factors{{"head.*", 0.5}}));
+  for (const std::string value : {"-0.5", ".nan", ".inf", "many"}) {
+    CAPTURE(value);
+    const std::string report = override_errors({"finetune.weight_decays={'*.bias': " + value + "}"});
+    CHECK(contains(report, "finetune.weight_decays"));
+    CHECK(contains(report, "*.bias: "));
+  }
+  const std::string idle = errors_of(with_optimizer("weight_decay: 0"));
+  CHECK(contains(idle,
+                 "finetune.weight_decays: has no effect: what its factors multiply, train.optimizer.weight_decay, "
+                 "is 0; remove the key, or change train.optimizer.weight_decay"));
+  CHECK(contains(errors_of(with_optimizer("type: adafactor")),
+                 "is 0, as with adafactor unless it is given; remove the key"));
+  const LoadedConfig overruled = load_text(file, {"train.optimizer.weight_decay=0"});
+  CHECK(overruled.config.finetune.weight_decays.empty());
+  CHECK(std::any_of(overruled.notices.begin(), overruled.notices.end(), [](const std::string& notice) {
+    return contains(notice, "finetune.weight_decays: the file's value is not used: what its factors multiply");
+  }));
+}
+
 TEST_CASE("an early stop by an accuracy has a target that is one") {
   const std::string file = kLeast + "evaluate: {every: 5, tasks: [{name: quiz, path: q.jsonl}]}\n";
   const auto report = [&](const std::string& keys) {

@@ -88,6 +88,8 @@ Config random_config(std::uint64_t seed) {
     c.finetune.unfreeze.push_back({10 - i, {dice.pattern(), dice.pattern()}});
   for (std::int64_t i = dice.whole(0, 3); i > 0; --i)
     c.finetune.learning_rates.emplace_back(std::to_string(i) + dice.pattern(), dice.share());
+  for (std::int64_t i = dice.whole(0, 3); i > 0; --i)
+    c.finetune.weight_decays.emplace_back(std::to_string(i) + dice.pattern(), dice.coin() ? 0.0 : dice.share());
   c.finetune.layer_decay = dice.share();
   if (dice.coin() && c.model.init.from && c.finetune.freeze.empty())
     c.finetune.lora = LoraConfig{dice.whole(1, 99), 9 * dice.share(), 0.0, {"all-linear", "a_proj", "mlp.b_proj"}};
@@ -257,7 +259,7 @@ TEST_CASE("each key is wired to its own member") {
       "  dropout: 0.25, embedding_dropout: 0.125, attention_dropout: 0.0625, residual_dropout: 0.5, init: {type: "
       "normal, std: 0.5, scale_residual: false}}\n"
       "finetune: {freeze: [a.*, '*.b'], unfreeze: [{step: 3, patterns: [a.b]}], learning_rates: {'*.bias': 2, 'd.?': "
-      "0.5}, layer_decay: 0.75}\n"
+      "0.5}, weight_decays: {'e.*': 0, 'e.f': 3}, layer_decay: 0.75}\n"
       "data: {tokenizer: {type: ids, end_of_document: 10}, documents: {attention: within, loss_across: false},\n"
       "  train: [{path: /a, weight: 2, epochs: 3}, {path: /b, type: tokens}],\n"
       "  validation: [{name: v, path: /c, type: auto, field: f, separator: s}], cache: /k, verify: all}\n"
@@ -334,6 +336,7 @@ TEST_CASE("each key is wired to its own member") {
   CHECK((c.finetune.freeze == std::vector<std::string>{"a.*", "*.b"} && c.finetune.layer_decay == 0.75));
   CHECK(c.finetune.unfreeze == std::vector<UnfreezeConfig>{{3, {"a.b"}}});
   CHECK((c.finetune.learning_rates == std::vector<std::pair<std::string, double>>{{"*.bias", 2.0}, {"d.?", 0.5}}));
+  CHECK((c.finetune.weight_decays == std::vector<std::pair<std::string, double>>{{"e.*", 0.0}, {"e.f", 3.0}}));
   CHECK(loaded.unsupported.empty());
   const Config with_adapters =
       load_text(kLeast,

@@ -180,6 +180,65 @@ TEST_CASE("a learning rate has the factor of the last pattern that matches and o
   CHECK(factor_of(scaled({.layer_decay = 0.25}), "head.weight") == 0.015625);
 }
 
+namespace {
+
+// 0: it does not decay.
+double decay_of(const ParamTable& table, const std::string& name) {
+  const Parameter& parameter = *table.find(name);
+  return parameter.decays ? parameter.decay_factor : 0.0;
+}
+
+ParamTable with_decays(const FinetuneConfig& config, bool tied = true) {
+  ParamTable table = make_param_table(spec_of(false, tied), InitConfig{});
+  freeze_parameters(table, config);
+  scale_weight_decays(table, config);
+  return table;
+}
+
+}  // namespace
+
+TEST_CASE("a weight decay has the factor of the last pattern that concerns the parameter") {
+  const ParamTable plain = with_decays({});
+  for (const Parameter& parameter : plain.parameters()) {
+    CHECK(parameter.decays == (parameter.shape.num_dims() == 2));
+    CHECK(parameter.decay_factor == 1.0);
+  }
+  // Of a pattern that matches matrices too, biases and norms have nothing but what they have already.
+  const ParamTable table = with_decays(
+      {.weight_decays = {{"*", 0.5}, {"*.bias", 2.0}, {"blocks.1.*", 3.0}, {"blocks.1.ffn.up.*", 0.0}}}, false);
+  CHECK(decay_of(table, "head.weight") == 0.5);
+  CHECK(decay_of(table, "head.norm.weight") == 0.0);
+  CHECK(decay_of(table, "head.norm.bias") == 2.0);
+  CHECK(decay_of(table, "blocks.0.attention.query.weight") == 0.5);
+  CHECK(decay_of(table, "blocks.1.attention.query.weight") == 3.0);
+  CHECK(decay_of(table, "blocks.1.ffn_norm.weight") == 0.0);
+  CHECK(decay_of(table, "blocks.1.ffn_norm.bias") == 3.0);
+  CHECK(decay_of(table, "blocks.1.ffn.up.weight") == 0.0);
+  CHECK(decay_of(table, "blocks.1.ffn.up.bias") == 0.0);
+  // What does not decay, said again, stays so.
+  const ParamTable usual = with_decays({.weight_decays = {{"*.bias", 0.0}, {"*_norm.*", 0.0}, {"blocks.*", 0.5}}});
+  for (const Parameter& parameter : usual.parameters())
+    if (parameter.shape.num_dims() == 1) CHECK_FALSE(parameter.decays);
+  CHECK(decay_of(usual, "blocks.0.ffn.down.weight") == 0.5);
+  // A tied copy goes with its owner.
+  const ParamTable tied = with_decays({.weight_decays = {{"embedding.token.weight", 0.0}}});
+  CHECK_FALSE(tied.find("head.weight")->decays);
+  CHECK_FALSE(tied.find("embedding.token.weight")->decays);
+}
+
+TEST_CASE("weight decays of nothing, of frozen parameters and of what does not decay are refused by name") {
+  const auto refusal = [](const FinetuneConfig& config) { return message_of<UserError>([&] { with_decays(config); }); };
+  CHECK(refusal({.weight_decays = {{"block.0.*", 0.5}}})
+            .starts_with("finetune.weight_decays: \"block.0.*\" matches no parameter"));
+  CHECK(refusal({.freeze = {"blocks.0.*"}, .weight_decays = {{"blocks.0.*", 0.5}}})
+            .starts_with("finetune.weight_decays: all that \"blocks.0.*\" matches is frozen (finetune.freeze)"));
+  const FinetuneConfig matrices_frozen{.freeze = {"blocks.0.*.weight"}, .weight_decays = {{"blocks.0.*", 0.5}}};
+  CHECK(refusal(matrices_frozen)
+            .starts_with("finetune.weight_decays: of what \"blocks.0.*\" matches the matrices are frozen"));
+  CHECK_NOTHROW(
+      with_decays({.freeze = {"blocks.0.*.weight"}, .weight_decays = {{"*.bias", 1.0}, {"blocks.0.*", 0.5}}}));
+}
+
 TEST_CASE("factors for nothing and for frozen parameters alone are refused by name") {
   CHECK(message_of<UserError>([] {
           scaled({.learning_rates = {{"block.0.*", 0.5}}});

@@ -96,7 +96,7 @@ TEST_CASE("norms of whole tensors count every element once over all ranks, under
         run_step(model, 0);
         for (const OptimizerRange& range : optimizer_ranges(model.store))
           std::copy_n(range.gradient.as<double>(), range.gradient.num_elements(), range.param.as<double>());
-        TensorNorms norms(*model.backend, model.store);
+        TensorNorms norms(*model.backend, model.store, decays);
         norms.measure(*model.stream);
         std::string& problem = wrong[static_cast<std::size_t>(rank.value())];
         for (std::size_t index = 0; index < count; ++index) {

@@ -19,6 +19,8 @@ TEST_CASE("spans of any cut cover parameters with their own decay and learning r
   ParamTable table = small_model::table(true);
   double next = 1;
   table.scale_learning_rates([&](const Parameter&) { return next *= 1.5; });
+  int number = 0;
+  table.scale_weight_decays([&](const Parameter&) { return 0.5 * (number++ % 4); });
   std::vector<double> factors;
   for (std::size_t index = 0; index < table.parameters().size(); ++index)
     factors.push_back(1.0 + 0.25 * static_cast<double>(index % 3));
@@ -31,7 +33,8 @@ TEST_CASE("spans of any cut cover parameters with their own decay and learning r
     const Parameter& parameter = table.parameters()[static_cast<std::size_t>(span.parameter)];
     for (std::int64_t at = span.offset; at < span.offset + span.count; ++at)
       expected[static_cast<std::size_t>(at)] = {
-          parameter.decays ? 0.1 : 0.0, parameter.rate_factor * factors[static_cast<std::size_t>(span.parameter)]};
+          parameter.decays ? 0.1 * parameter.decay_factor : 0.0,
+          parameter.rate_factor * factors[static_cast<std::size_t>(span.parameter)]};
   }
   const std::int64_t cuts[] = {0, 7, buffer.shard_elements, 2 * buffer.shard_elements, buffer.num_elements};
   std::vector<std::pair<double, double>> found(expected.size(), nothing);

@@ -39,6 +39,19 @@ TEST_CASE("the tokenizer's size is used where the config says auto") {
   CHECK(plan_of(planned_config()).phases.front().model.vocab == 61);
 }
 
+TEST_CASE("parameters have the rates and the decays that finetune gives them") {
+  Config config = planned_config();
+  config.finetune.learning_rates = {{"blocks.1.*", 0.5}};
+  config.finetune.weight_decays = {{"blocks.1.*", 3.0}, {"embedding.*", 0.0}};
+  const ParamTable table = plan_of(config).phases.front().table;
+  CHECK(table.find("blocks.1.ffn.up.weight")->rate_factor == 0.5);
+  CHECK(table.find("blocks.1.ffn.up.weight")->decay_factor == 3.0);
+  CHECK(table.find("blocks.0.ffn.up.weight")->decay_factor == 1.0);
+  CHECK_FALSE(table.find("embedding.token.weight")->decays);
+  config.finetune.weight_decays = {{"block.1.*", 3.0}};
+  CHECK(contains(message_of<UserError>([&] { plan_of(config); }), "finetune.weight_decays: \"block.1.*\" matches no"));
+}
+
 TEST_CASE("data: auto takes what the world leaves") {
   Config config = planned_config();
   config.parallel.data.reset();
