@@ -2,25 +2,16 @@
 # CMakeLists.txt that name them. tests/coverage_test.sh tests it.
 use strict;
 use warnings;
+use FindBin;
+use lib $FindBin::Bin;
+use test_cases;
 
 my ($option, $coverage, $nightly, @files) = @ARGV;
 my @problems;
 
-sub text_of {
-  open(my $file, '<', $_[0]) or die "$_[0]: $!\n";
-  local $/;
-  return <$file>;
-}
-
 sub lines_of {
   open(my $file, '<', $_[0]) or die "$_[0]: $!\n";
   return map { s/\s+$//r } grep { !/^\s*(#|$)/ } <$file>;
-}
-
-# A pattern as doctest reads it: the whole name, * any text, ? any character.
-sub matcher {
-  my $expression = join('', map { $_ eq '*' ? '.*' : $_ eq '?' ? '.' : quotemeta } split(//, $_[0]));
-  return qr/^$expression$/;
 }
 
 # Every case's name, and whether it is always skipped.
@@ -38,11 +29,9 @@ for my $source (grep { !/CMakeLists\.txt$/ } @files) {
   my $text = text_of($source);
   push @problems, "$source: its test cases are in no program, for no CMakeLists.txt names it"
     if $text =~ /TEST_CASE\(/ && !is_compiled($source);
-  while ($text =~ /TEST_CASE\(\s*((?:"(?:[^"\\\n]|\\.)*"\s*)+)([^{;]*)\{/g) {
-    my ($literals, $decorators) = ($1, $2);
-    $literals =~ s/"\s*"//g;
-    $literals =~ s/^"|"\s*$//g;
-    $skipped{$literals} = $decorators =~ /skip\((true)?\)/ ? 1 : 0;
+  for my $case (cases_of($text)) {
+    my ($name, $decorators) = @$case;
+    $skipped{$name} = $decorators =~ /skip\((true)?\)/ ? 1 : 0;
   }
 }
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # planted-errors.sh [--check] [PATTERN...]: plants the errors of tests/planted_errors.txt one by one in a copy of the sources, builds the
 # test that is to fail and runs it; tells which errors no test noticed, and fails. PATTERN: of the names of those to plant (as in a shell;
-# default: all). --check: only that each can be planted still: that the text which it replaces stands once in its file.
+# default: all). --check: only that each can be planted still: that the text which it replaces stands once in its file, and that the
+# sources have the test cases that are to notice it.
 source "$(dirname "$0")/common.sh"
 cd "$root"
 check=
@@ -47,6 +48,9 @@ for i in "${!names[@]}"; do
   problems=$((problems + 1))
 done
 [ ${#chosen[@]} -gt 0 ] || refuse "${patterns[*]}"
+mapfile -t programs_lists < <(find tests -name CMakeLists.txt | sort)
+for i in "${chosen[@]}"; do printf '%s: %s\t%s %s\n' "$list" "${names[i]}" "${programs[i]}" "${cases[i]}"; done |
+  perl scripts/planted-cases.pl "${programs_lists[@]}" || problems=$((problems + 1))
 [ "$problems" -eq 0 ] || exit 1
 if [ -n "$check" ]; then
   echo "${#chosen[@]} errors can be planted"

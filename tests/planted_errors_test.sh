@@ -27,6 +27,30 @@ list() {
   printf 'int a = 1;\nint b = a * (2);\nint c = 2;\n' >lib/sum.cpp
   printf '# Sums.\nerror sum: wrong\nfile lib/sum.cpp\nold %s\nnew %s\ntest sum sums *\n' "$1" "$2" >tests/planted_errors.txt
 }
+# noticed_by TEST: the same of an error that can be planted.
+noticed_by() {
+  list 'int a' 'int d'
+  sed -i '/^test /d' tests/planted_errors.txt
+  printf 'test %s\n' "$1" >>tests/planted_errors.txt
+}
+mkdir tests/unit
+cat >tests/unit/CMakeLists.txt <<'LISTS'
+a_test(sum SOURCES sum_test.cpp)
+a_test(other LABEL unit SOURCES
+  other_test.cpp)  # and more_test.cpp
+target_sources(test_other PRIVATE more_test.cpp)
+LISTS
+cat >tests/unit/sum_test.cpp <<'CASES'
+// TEST_CASE("sums that were left out") {
+TEST_CASE("sums of \"two\"") {
+TEST_CASE(
+    "sums of a name that is "
+    "cut in two" * doctest::skip(is_slow)) {
+TEST_CASE_TEMPLATE("sums of every type", T, float,
+                   double) {
+CASES
+printf 'TEST_CASE("others") {\n' >tests/unit/other_test.cpp
+printf 'TEST_CASE("others, and more") {\n' >tests/unit/more_test.cpp
 
 list 'a * (2)' 'a + (2)'
 expect 0 '1 errors can be planted'
@@ -46,5 +70,23 @@ expect 1 'an error lacks one of its lines'
 list 'int a' 'int d'
 sed -i 's/^test/tests/' tests/planted_errors.txt
 expect 1 'this line is none of error, file, old, new and test: tests sum sums *'
+
+for test in 'sum sums of a name that is cut in two' 'sum sums of every type<double>' 'sum sums of every *' 'sum sums of "two"' \
+  'sum *two,sums of every*' 'other others' 'other others\, and more'; do
+  noticed_by "$test"
+  expect 0 '1 errors can be planted'
+done
+noticed_by 'sum differences *'
+expect 1 'sum: wrong: "differences *" names no test case in the sources of sum'
+noticed_by 'sum sums of every type'
+expect 1 '"sums of every type" names no test case'
+noticed_by 'sum sums that were left out'
+expect 1 '"sums that were left out" names no test case'
+noticed_by 'sum others'
+expect 1 '"others" names no test case in the sources of sum'
+noticed_by 'sum *two,others'
+expect 1 '"others" names no test case'
+noticed_by 'product sums *'
+expect 1 'sum: wrong: no CMakeLists.txt of the tests has a program product'
 
 exit $((failures > 0))
