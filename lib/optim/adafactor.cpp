@@ -40,6 +40,7 @@ class Adafactor final : public RangeOptimizer {
                               const ParamStore::Options& options) const override {
     return FactoredMoments::bytes(table, layout, options.dtype);
   }
+  std::string workspace_name() const override { return "sums of the update"; }
   std::size_t host_bytes(const ParamTable& table, const ShardLayout& layout,
                          const ParamStore::Options& options) const override {
     return FactoredMoments::host_bytes(table, layout, options.dtype);
@@ -65,13 +66,8 @@ class Adafactor final : public RangeOptimizer {
       return std::max(weights, config().smallest_scale) / std::max(1.0, direction / config().clip_threshold);
     });
     set_scalars(stream, store, {.learning_rate = step.learning_rate, .skip = step.skip});
-    for_pieces(stream, store, {.weight_decay = config().weight_decay}, [&](const Piece& piece) {
-      backend.run(stream, SgdStep{.param = piece.range.param,
-                                  .gradient = piece.range.gradient,
-                                  .spans = piece.spans,
-                                  .step = piece.step,
-                                  .compute_weights = piece.range.compute});
-    });
+    for_pieces(stream, store, {.weight_decay = config().weight_decay},
+               [&](const Piece& piece) { follow_direction(backend, stream, piece); });
   }
 
   void make_directions(Backend& backend, Stream& stream, ParamStore& store, std::int64_t joins_after) {

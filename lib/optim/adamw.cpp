@@ -12,16 +12,7 @@ class AdamW final : public ElementwiseOptimizer {
  private:
   void update(Backend& backend, Stream& stream, const Piece& piece) override {
     if (piece.range.state_block > 0) return update_blocks(backend, stream, piece);
-    backend.run(stream, AdamWStep{.param = piece.range.param,
-                                  .first_moment = piece.range.states[0],
-                                  .second_moment = piece.range.states[1],
-                                  .gradient = piece.range.gradient,
-                                  .spans = piece.spans,
-                                  .beta1 = config().beta1,
-                                  .beta2 = config().beta2,
-                                  .epsilon = config().epsilon,
-                                  .step = piece.step,
-                                  .compute_weights = piece.range.compute});
+    run_adamw(backend, stream, piece);
   }
 
   void update_blocks(Backend& backend, Stream& stream, const Piece& piece) {

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/numbers/checked.h"
+#include "optim/update_spans.h"
 #include "store/rank_groups.h"
 
 namespace scaletrain {
@@ -73,14 +74,6 @@ std::size_t FactoredMoments::host_bytes(const ParamTable& table, const ShardLayo
   return static_cast<std::size_t>(num_summed(table, layout)) * (size_of(masters) + sizeof(double));
 }
 
-const FactorPlace& FactoredMoments::place_of(int parameter) const {
-  const auto places = store_.factor_places();
-  const auto found = std::find_if(places.begin(), places.end(),
-                                  [&](const FactorPlace& place) { return place.parameter == parameter; });
-  SCALETRAIN_CHECK(found != places.end());
-  return *found;
-}
-
 void FactoredMoments::update(Stream& stream, const StepScalars& step) {
   if (totals_.empty()) return;
   const auto sums_at = [](std::int64_t first) { return static_cast<std::size_t>(first) * sizeof(double); };
@@ -99,7 +92,7 @@ void FactoredMoments::update(Stream& stream, const StepScalars& step) {
   stream.synchronize();
   std::fill(totals_.begin(), totals_.end(), 0.0);
   for (const Part& part : parts_) {
-    const FactorPlace& place = place_of(part.range.parameter);
+    const FactorPlace& place = store_.factor_place(part.range.parameter);
     const double* sums = sums_.host(sums_at(part.first_sum), DType::f64, {part.rows + part.columns}).as<double>();
     double* rows = totals_.data() + place.first + part.first_row;
     for (std::int64_t i = 0; i < part.rows; ++i) rows[i] += sums[i];
@@ -145,18 +138,14 @@ void FactoredMoments::make_directions(Stream& stream, const OptimizerRange& rang
   const auto view = [&](std::int64_t first, std::int64_t count) {
     return inverse_.device(static_cast<std::size_t>(first) * size_of(dtype), dtype, {count});
   };
-  const std::int64_t end = range.first + range.gradient.num_elements();
-  for (const ParamSpan& span : store_.layout().spans()) {
-    const Parameter& parameter = store_.table().parameters()[static_cast<std::size_t>(span.parameter)];
-    const std::int64_t first = std::max(span.offset, range.first);
-    const std::int64_t count = std::min(span.offset + span.count, end) - first;
-    if (span.buffer != range.buffer || count <= 0 || !parameter.has_factors || parameter.joins_after != joins_after)
-      continue;
-    const FactorPlace& place = place_of(span.parameter);
+  for (const SpanPart& part : parts_in(store_.layout(), store_.table(), place_of(range))) {
+    if (!part.parameter.has_factors || part.parameter.joins_after != joins_after) continue;
+    const ParamSpan& span = part.span;
+    const FactorPlace& place = store_.factor_place(span.parameter);
     const std::int64_t columns = span.box.extent[1];
-    const std::int64_t element = first - span.offset;
-    const std::int64_t rows = ceil_div(element % columns + count, columns);
-    backend_.run(stream, FactoredDirection{.gradient = range.gradient.rows(first - range.first, count),
+    const std::int64_t element = range.first + part.first - span.offset;
+    const std::int64_t rows = ceil_div(element % columns + part.count, columns);
+    backend_.run(stream, FactoredDirection{.gradient = range.gradient.rows(part.first, part.count),
                                            .first_column = element % columns,
                                            .rows = view(place.first + span.box.first[0] + element / columns, rows),
                                            .columns = view(place.first + place.rows + span.box.first[1], columns),

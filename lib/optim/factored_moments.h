@@ -53,7 +53,6 @@ class FactoredMoments {
 
   template <class T>
   void renew(const FactorPlace& place, const StepScalars& step);
-  const FactorPlace& place_of(int parameter) const;
 
   Backend& backend_;
   const ParamStore& store_;

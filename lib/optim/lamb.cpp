@@ -37,13 +37,8 @@ class Lamb final : public RangeOptimizer {
     norms_->measure(stream);
     set_scalars(stream, store, {.learning_rate = step.learning_rate, .skip = step.skip});
     const std::vector<double> ratios = trust_ratios(store.table());
-    for_pieces(stream, store, {.factors = ratios}, [&](const Piece& piece) {
-      backend.run(stream, SgdStep{.param = piece.range.param,
-                                  .gradient = piece.range.gradient,
-                                  .spans = piece.spans,
-                                  .step = piece.step,
-                                  .compute_weights = piece.range.compute});
-    });
+    for_pieces(stream, store, {.factors = ratios},
+               [&](const Piece& piece) { follow_direction(backend, stream, piece); });
   }
 
   std::vector<double> trust_ratios(const ParamTable& table) const {

@@ -50,6 +50,7 @@ class Muon final : public RangeOptimizer {
                               const ParamStore::Options& options) const override {
     return WholeMatrices(table, layout, options).bytes();
   }
+  std::string workspace_name() const override { return "whole matrices of the update"; }
   double product_flops(const ParamTable& table, const ShardLayout& layout,
                        const ParamStore::Options& options) const override {
     const WholeMatrices matrices(table, layout, options);
@@ -82,31 +83,14 @@ class Muon final : public RangeOptimizer {
     });
     set_scalars(stream, store, {.learning_rate = step.learning_rate, .skip = step.skip});
     const Pass pass{.weight_decay = config().weight_decay, .is_chosen = is_orthogonalised};
-    for_pieces(stream, store, pass, [&](const Piece& piece) {
-      backend.run(stream, SgdStep{.param = piece.range.param,
-                                  .gradient = piece.range.gradient,
-                                  .spans = piece.spans,
-                                  .step = piece.step,
-                                  .compute_weights = piece.range.compute});
-    });
+    for_pieces(stream, store, pass, [&](const Piece& piece) { follow_direction(backend, stream, piece); });
   }
 
   void update_by_adamw(Backend& backend, Stream& stream, ParamStore& store) {
     const std::vector<double> factors(store.table().parameters().size(), config().adamw_rate);
     const Pass pass{
         .weight_decay = config().weight_decay, .factors = factors, .is_chosen = is_left_to_adamw, .is_last = false};
-    for_pieces(stream, store, pass, [&](const Piece& piece) {
-      backend.run(stream, AdamWStep{.param = piece.range.param,
-                                    .first_moment = piece.range.states[0],
-                                    .second_moment = piece.range.states[1],
-                                    .gradient = piece.range.gradient,
-                                    .spans = piece.spans,
-                                    .beta1 = config().beta1,
-                                    .beta2 = config().beta2,
-                                    .epsilon = config().epsilon,
-                                    .step = piece.step,
-                                    .compute_weights = piece.range.compute});
-    });
+    for_pieces(stream, store, pass, [&](const Piece& piece) { run_adamw(backend, stream, piece); });
   }
 
   void make_directions(Backend& backend, Stream& stream, ParamStore& store) {

@@ -44,6 +44,8 @@ class Optimizer {
   virtual std::size_t workspace_bytes(const ParamTable&, const ShardLayout&, const ParamStore::Options&) const {
     return 0;
   }
+  // What these bytes hold, as the plan calls them; empty where there are none.
+  virtual std::string workspace_name() const { return {}; }
 
   // The same of the host's memory, pinned in part: images of what is on the device are not counted.
   virtual std::size_t host_bytes(const ParamTable&, const ShardLayout&, const ParamStore::Options&) const { return 0; }

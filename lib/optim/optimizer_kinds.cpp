@@ -59,10 +59,8 @@ void RangeOptimizer::for_pieces(Stream& stream, ParamStore& store, const Pass& p
       [&](const OptimizerRange& range) {
         for (std::size_t i = 0; i < joinings_.size(); ++i) {
           if (joinings_[i] > store.updates()) continue;
-          spans_.push_back(
-              update_spans(store.layout(), store.table(),
-                           {.buffer = range.buffer, .first = range.first, .count = range.param.num_elements()},
-                           pass.weight_decay, pass.factors, joinings_[i], pass.is_chosen));
+          spans_.push_back(update_spans(store.layout(), store.table(), place_of(range), pass.weight_decay, pass.factors,
+                                        joinings_[i], pass.is_chosen));
           if ((joinings_.size() > 1 || pass.is_chosen) && spans_.back().empty()) continue;
           update({range, spans_.back(),
                   scalars_->device((first + i) * sizeof(StepScalars), DType::f64, {num_step_scalars})});
@@ -71,18 +69,35 @@ void RangeOptimizer::for_pieces(Stream& stream, ParamStore& store, const Pass& p
       pass.is_last);
 }
 
+void RangeOptimizer::follow_direction(Backend& backend, Stream& stream, const Piece& piece) {
+  backend.run(stream, SgdStep{.param = piece.range.param,
+                              .gradient = piece.range.gradient,
+                              .spans = piece.spans,
+                              .step = piece.step,
+                              .compute_weights = piece.range.compute});
+}
+
+void RangeOptimizer::run_adamw(Backend& backend, Stream& stream, const Piece& piece) const {
+  backend.run(stream, AdamWStep{.param = piece.range.param,
+                                .first_moment = piece.range.states[0],
+                                .second_moment = piece.range.states[1],
+                                .gradient = piece.range.gradient,
+                                .spans = piece.spans,
+                                .beta1 = config_.beta1,
+                                .beta2 = config_.beta2,
+                                .epsilon = config_.epsilon,
+                                .step = piece.step,
+                                .compute_weights = piece.range.compute});
+}
+
 void RangeOptimizer::scale_gradients(Backend& backend, Stream& stream, ParamStore& store,
                                      const ParameterChoice& is_chosen,
                                      const std::function<double(int parameter)>& factor_of) {
   const auto scale = [&](const OptimizerRange& range) {
     std::vector<UpdateSpan>& spans = spans_.emplace_back();
-    const std::int64_t end = range.first + range.gradient.num_elements();
-    for (const ParamSpan& span : store.layout().spans()) {
-      const Parameter& parameter = store.table().parameters()[static_cast<std::size_t>(span.parameter)];
-      const std::int64_t first = std::max(span.offset, range.first);
-      const std::int64_t count = std::min(span.offset + span.count, end) - first;
-      if (span.buffer != range.buffer || count <= 0 || (is_chosen && !is_chosen(parameter))) continue;
-      spans.push_back({.first = first - range.first, .count = count, .rate_factor = factor_of(span.parameter)});
+    for (const SpanPart& part : parts_in(store.layout(), store.table(), place_of(range))) {
+      if (is_chosen && !is_chosen(part.parameter)) continue;
+      spans.push_back({.first = part.first, .count = part.count, .rate_factor = factor_of(part.span.parameter)});
     }
     if (!spans.empty()) backend.run(stream, ScaleSpans{.values = range.gradient, .spans = spans});
   };

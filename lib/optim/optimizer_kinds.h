@@ -61,6 +61,9 @@ class RangeOptimizer : public Optimizer {
   // set_scalars. Parameters that joined later (Parameter::joins_after) are pieces of their own, with bias corrections
   // of their own; those that are yet to join are none.
   void for_pieces(Stream& stream, ParamStore& store, const Pass& pass, const Update& update);
+  // The step along the direction that is in the gradients' place, plain SGD's; and AdamW's, of states 0 and 1.
+  static void follow_direction(Backend& backend, Stream& stream, const Piece& piece);
+  void run_adamw(Backend& backend, Stream& stream, const Piece& piece) const;
   // Issues the multiplication of what is in the gradients' place of the chosen parameters, each by a factor of its own,
   // by its index in the table.
   void scale_gradients(Backend& backend, Stream& stream, ParamStore& store, const ParameterChoice& is_chosen,

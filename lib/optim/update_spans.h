@@ -9,6 +9,7 @@
 #include "backend/operations.h"
 #include "parallel/param_table.h"
 #include "parallel/shard_layout.h"
+#include "store/param_store.h"
 
 namespace scaletrain {
 
@@ -18,6 +19,20 @@ struct FlatRange {
   std::int64_t first = 0;
   std::int64_t count = 0;
 };
+
+inline FlatRange place_of(const OptimizerRange& range) {
+  return {.buffer = range.buffer, .first = range.first, .count = range.gradient.num_elements()};
+}
+
+// What of a parameter's span lies in a stretch: `count` elements, from the stretch's `first` on.
+struct SpanPart {
+  const ParamSpan& span;
+  const Parameter& parameter;
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+};
+// Ascending; padding is in none. They refer to the layout and the table.
+std::vector<SpanPart> parts_in(const ShardLayout& layout, const ParamTable& table, const FlatRange& range);
 
 // Ascending spans with offsets relative to range.first: weight_decay, times the parameter's factor on it, where the
 // table says that it decays, 0 where not, and its factor on the learning rate, times factors[its index in the table]

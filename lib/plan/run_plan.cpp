@@ -58,11 +58,6 @@ std::string padding_notice(const TrainConfig& train, std::int64_t replicas) {
                     counted(cut.samples, "sample"), idle);
 }
 
-bool keeps_factors(const ParamTable& table) {
-  return std::any_of(table.parameters().begin(), table.parameters().end(),
-                     [](const Parameter& parameter) { return parameter.has_factors; });
-}
-
 // Everything that does not fit is named at once.
 void check_fits(const Config& config, std::int64_t data, const std::optional<WorldSize>& world) {
   std::string text;
@@ -252,12 +247,10 @@ MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace, const Sch
   if (gradient_noise) memory.items.push_back({"gradients of half a batch", store.second_gradients});
   const auto of_update = make_optimizer(optimizer);
   const std::size_t update_bytes = of_update->workspace_bytes(table, shard, store_options());
-  if (update_bytes > 0)
-    memory.items.push_back(
-        {keeps_factors(table) ? "sums of the update" : "whole matrices of the update", update_bytes});
+  if (update_bytes > 0) memory.items.push_back({of_update->workspace_name(), update_bytes});
   if (const std::size_t bytes = of_update->host_bytes(table, shard, store_options()); bytes > 0)
     memory.items.push_back(
-        {"sums of the update, on the host", bytes + (is_host_accessible(space) ? 0 : update_bytes), true});
+        {of_update->workspace_name() + ", on the host", bytes + (is_host_accessible(space) ? 0 : update_bytes), true});
   if (offload) memory.items.push_back({"staging of offloaded state", store.state_staging});
   // Of every stage, if of one: not all are in a group that sums.
   if (is_direct()) {

@@ -378,12 +378,17 @@ std::span<const FactorPlace> ParamStore::factor_places() const {
   return impl_->factor_places;
 }
 
-View ParamStore::factors(int parameter) const {
+const FactorPlace& ParamStore::factor_place(int parameter) const {
   const auto& places = impl_->factor_places;
   const auto found = std::find_if(places.begin(), places.end(),
                                   [&](const FactorPlace& place) { return place.parameter == parameter; });
   SCALETRAIN_CHECK(found != places.end());
-  return factors().rows(found->first, found->rows + found->columns);
+  return *found;
+}
+
+View ParamStore::factors(int parameter) const {
+  const FactorPlace& place = factor_place(parameter);
+  return factors().rows(place.first, place.rows + place.columns);
 }
 
 View ParamStore::master(std::string_view name) const {

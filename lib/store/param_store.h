@@ -227,6 +227,7 @@ class ParamStore {
   View factors() const;
   std::span<const FactorPlace> factor_places() const;
   // The same of one parameter, which must have some: rows, then columns.
+  const FactorPlace& factor_place(int parameter) const;
   View factors(int parameter) const;
   // The same as values() in its buffer, for what works on many ranges at once.
   HeldValues find(StateKind kind, const ParamRange& range, std::size_t state = 0) const;

@@ -56,8 +56,7 @@ std::vector<std::int32_t> windows(const std::vector<std::int32_t>& text, std::in
 std::vector<double> train_along(const ReferenceRun& run, const std::vector<std::int32_t>& text,
                                 std::unique_ptr<Backend> backend) {
   const auto optimizer = make_optimizer(run.optimizer);
-  const auto states = optimizer->state_names();
-  Golden golden(run.model, std::move(backend), {states.begin(), states.end()});
+  Golden golden(run.model, std::move(backend), optimizer.get());
   ModelRunner& runner = golden.runner;
   const auto num_tokens = batch_shape.rows();
   const double micro_scale = 1.0 / static_cast<double>(num_tokens);

@@ -77,6 +77,17 @@ TEST_CASE("golden_twenty_steps_of_every_optimizer_agree_with_pytorch_and_the_pap
   }
 }
 
+TEST_CASE("golden_twenty_steps_with_weight_decays_of_tensors_agree_with_pytorch_and_the_papers_on_a_gpu") {
+  if (is_gpu_missing()) return;
+  for (const std::string& model : models_with_optimizers) {
+    for (const GoldenCase& of : golden_weight_decays(model)) {
+      CAPTURE(model);
+      CAPTURE(of.prefix);
+      check_training(model, make_gpu(DType::f32), in_f32, of);
+    }
+  }
+}
+
 TEST_CASE("golden_gradients_and_twenty_adamw_steps_of_adapters_agree_with_peft_on_a_gpu") {
   if (is_gpu_missing()) return;
   for (const LoraModel& model : models_with_lora) {

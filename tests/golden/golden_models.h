@@ -102,18 +102,25 @@ inline ModelSpec spec_of_case(const HuggingFaceModel& source, const GoldenCase& 
 
 // One golden model on one backend.
 struct Golden {
-  Golden(const std::string& name, std::unique_ptr<Backend> backend, const std::vector<std::string>& states,
+  // optimizer: null: it is not trained.
+  Golden(const std::string& name, std::unique_ptr<Backend> backend, const Optimizer* optimizer,
          const GoldenCase& of = {}, RecomputeKind recompute = RecomputeKind::none)
       : folder(golden_folder(name)),
         expected(folder / of.file),
         source(folder),
-        runner(spec_of_case(source, of), std::move(backend), states,
+        runner(spec_of_case(source, of), std::move(backend), optimizer, states_beside(of),
                {.freeze = of.freeze, .unfreeze = of.unfreeze, .weight_decays = of.weight_decays}, recompute),
         ids(expected.values<std::int32_t>("ids")),
         targets(expected.values<std::int32_t>("targets")) {
     source.load(runner.store, *runner.stream);
     for (const HuggingFaceTensor& tensor : peft_tensors(runner.table)) load_adapter(tensor);
     runner.store.values_changed(*runner.stream);
+  }
+
+  static std::vector<std::string> states_beside(const GoldenCase& of) {
+    std::vector<std::string> states;
+    if (of.ema) states.emplace_back(WeightAverage::state_name);
+    return states;
   }
 
   void load_adapter(const HuggingFaceTensor& tensor) {
@@ -275,9 +282,7 @@ inline Course train_twenty_steps(const std::string& name, std::unique_ptr<Backen
   Course course;
   const OptimizerConfig config = golden_optimizer(Expected(golden_folder(name) / of.file), of);
   const auto optimizer = make_optimizer(config);
-  std::vector<std::string> states(optimizer->state_names().begin(), optimizer->state_names().end());
-  if (of.ema) states.emplace_back(WeightAverage::state_name);
-  Golden golden(name, std::move(backend), states, of);
+  Golden golden(name, std::move(backend), optimizer.get(), of);
   ModelRunner& runner = golden.runner;
   const auto number = [&](const char* key) { return golden.expected.number(of.prefix + key); };
   const LrScheduleConfig schedule{.type = LrScheduleKind::cosine,

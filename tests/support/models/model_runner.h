@@ -13,16 +13,20 @@
 #include "nn/finetune.h"
 #include "nn/lora.h"
 #include "nn/transformer.h"
+#include "optim/optimizer.h"
 #include "support/models/model_store.h"
 
 namespace scaletrain {
 
 class ModelRunner : public ModelStore {
  public:
-  // finetune: its freeze, unfreeze and weight_decays. spec: with its adapters, if it has any.
-  ModelRunner(const ModelSpec& spec, std::unique_ptr<Backend> used_backend, const std::vector<std::string>& state_names,
-              const FinetuneConfig& finetune = {}, RecomputeKind recompute = RecomputeKind::none)
-      : ModelStore(table_of(spec, finetune, state_names), std::move(used_backend), {.state_names = state_names}),
+  // optimizer: whose states there are; null: none. more_states: behind these. finetune: its freeze, unfreeze and
+  // weight_decays. spec: with its adapters, if it has any.
+  ModelRunner(const ModelSpec& spec, std::unique_ptr<Backend> used_backend, const Optimizer* optimizer,
+              const std::vector<std::string>& more_states = {}, const FinetuneConfig& finetune = {},
+              RecomputeKind recompute = RecomputeKind::none)
+      : ModelStore(table_of(spec, finetune, optimizer), std::move(used_backend),
+                   {.state_names = states_of(optimizer, more_states)}),
         model(spec, {}, recompute, {.adapter_rows = adapter_rows}) {}
 
   // The sum of the token losses of a micro-batch. ids and targets: [B·T]; so is document_start, where attention is to
@@ -52,16 +56,21 @@ class ModelRunner : public ModelStore {
   // What passes through the scratch of adapters does so in pieces, the last of fewer rows.
   static constexpr std::int64_t adapter_rows = 5;
 
-  static ParamTable table_of(const ModelSpec& spec, const FinetuneConfig& finetune,
-                             const std::vector<std::string>& state_names) {
+  static ParamTable table_of(const ModelSpec& spec, const FinetuneConfig& finetune, const Optimizer* optimizer) {
     ParamTable table = make_param_table(spec, InitConfig{});
     if (spec.lora.rank > 0) table = with_adapters(table, spec.lora);
     freeze_parameters(table, finetune);
     scale_weight_decays(table, finetune);
-    // Adafactor's, which matrices have factors in place of.
-    if (!state_names.empty() && state_names.front() == "variance")
-      table.leave_out_states([](const Parameter& parameter) { return parameter.shape.num_dims() == 2 ? 0 : -1; }, true);
+    if (optimizer != nullptr)
+      table.leave_out_states([&](const Parameter& parameter) { return optimizer->absent_state(parameter); },
+                             optimizer->keeps_factors());
     return table;
+  }
+  static std::vector<std::string> states_of(const Optimizer* optimizer, const std::vector<std::string>& more) {
+    std::vector<std::string> states;
+    if (optimizer != nullptr) states.assign(optimizer->state_names().begin(), optimizer->state_names().end());
+    states.insert(states.end(), more.begin(), more.end());
+    return states;
   }
 
   struct Tokens {
