@@ -7,8 +7,8 @@
 
 namespace scaletrain {
 
-// CHECK(x == Near(0.01).epsilon(1e-6)). Of zero nothing but zero is near. doctest's own Approx takes its share of 1 + the
-// number, so that with 0.05 of it 0.04 is as good as 0.01: no test uses that one.
+// CHECK(x == Near(0.01).epsilon(1e-6)). Of zero nothing but zero is near. doctest's own Approx takes its share of 1 +
+// the number, so that with 0.05 of it 0.04 is as good as 0.01: no test uses that one.
 class Near {
  public:
   explicit Near(double value) : value_(value) {}
