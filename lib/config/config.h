@@ -230,7 +230,7 @@ struct OptimizerConfig {
   double beta1 = 0.9;  // betas: [beta1, beta2]
   double beta2 = 0.95;
   double epsilon = 1e-8;
-  double weight_decay = 0.1;  // on matrices only: not on biases, norms
+  double weight_decay = 0.1;  // of what finetune.weight_decays does not name, on matrices only
   // host: masters and the optimizer's state lie in the host's memory and pass through the GPU at every update; changes
   // no bit of a run.
   OffloadKind offload = OffloadKind::none;

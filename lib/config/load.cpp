@@ -60,7 +60,7 @@ std::vector<InputProblem> input_problems(const Config& config, const std::filesy
   if (!options.look_at_data) return problems;
   Config resolved = config;
   resolve_paths(resolved, folder);
-  for (InputProblem& problem : options.look_at_data(resolved.data))
+  for (InputProblem& problem : options.look_at_data(resolved))
     if (!is_broken(context, problem.key)) problems.push_back(std::move(problem));
   return problems;
 }

@@ -57,7 +57,7 @@ enum class MissingPaths {
 };
 
 // Looks at what the paths lead to: data/source_check.h.
-using DataLook = std::function<std::vector<InputProblem>(const DataConfig&)>;
+using DataLook = std::function<std::vector<InputProblem>(const Config&)>;
 
 // The model that model.init.from leads to.
 struct FolderModel {

@@ -75,8 +75,8 @@ std::optional<FirstLine> first_line(const TextFile& file) {
 class SourceCheck {
  public:
   SourceCheck(const SourceSpec& spec, const DataConfig& config, const std::function<bool()>& is_over,
-              const Reporter& report)
-      : spec_(spec), config_(config), is_over_(is_over), report_(report) {}
+              const LookLimits& limits)
+      : spec_(spec), config_(config), is_over_(is_over), limits_(limits), report_(limits.report) {}
 
   void run() {
     const std::vector<FoundFile> files = find_files(spec_, report_, nullptr, is_over_);
@@ -134,7 +134,7 @@ class SourceCheck {
     has_content_ = has_content_ || tokens->num_tokens() > 0;
     fs::path record = tokens->path();
     if (path_exists(record.replace_extension(kRecordEnding)) && open_tokenizer() != nullptr)
-      check_tokenizer(spec_, *tokens, *open_tokenizer(), report_);
+      check_tokenizer(spec_, *tokens, *open_tokenizer(), !limits_.has_begun, report_);
     if (config_.documents.need_ends() && !ends_documents() && tokens->num_tokens() > 0 && tokens->one_document())
       throw hidden_documents_refusal(spec_, config_.documents, *tokens);
   }
@@ -201,6 +201,7 @@ class SourceCheck {
   const SourceSpec& spec_;
   const DataConfig& config_;
   const std::function<bool()>& is_over_;
+  const LookLimits& limits_;
   const Reporter& report_;
   bool has_content_ = false;
   bool has_text_ = false;
@@ -244,13 +245,13 @@ std::optional<InputProblem> look_at_cache(const DataConfig& config) {
 }
 
 std::optional<InputProblem> look_at(const SourceSpec& spec, const DataConfig& config,
-                                    const std::function<bool()>& is_over, const Reporter& report, bool& has_text) {
+                                    const std::function<bool()>& is_over, const LookLimits& limits, bool& has_text) {
   std::error_code error;
   if (!fs::exists(spec.path, error) && !fs::exists(spec.path + ".idx", error) &&
       !(has_wildcards(spec.path) && is_folder(parse_pattern(spec.path).folder)))
     return std::nullopt;
   try {
-    SourceCheck source(spec, config, is_over, report);
+    SourceCheck source(spec, config, is_over, limits);
     source.run();
     has_text = has_text || source.has_text();
     return std::nullopt;
@@ -275,7 +276,7 @@ std::vector<InputProblem> source_problems(const DataConfig& config, const LookLi
   bool has_text = false;
   const auto add = [&](const SourceSpec& spec) {
     if (spec.path.empty() || is_over()) return;
-    if (const auto problem = look_at(spec, config, is_over, limits.report, has_text)) problems.push_back(*problem);
+    if (const auto problem = look_at(spec, config, is_over, limits, has_text)) problems.push_back(*problem);
   };
   for (std::size_t i = 0; i < config.train.size(); ++i) add(training_spec(config.train[i], i));
   for (std::size_t i = 0; i < config.validation.size(); ++i) {

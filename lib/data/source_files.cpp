@@ -68,7 +68,9 @@ bool begins_with_array(const fs::path& path) {
   std::array<char, 64> head{};
   std::ifstream file(path, std::ios::binary);
   file.read(head.data(), head.size());
-  const std::string_view text(head.data(), static_cast<std::size_t>(file.gcount()));
+  std::string_view text(head.data(), static_cast<std::size_t>(file.gcount()));
+  constexpr std::string_view byte_order_mark = "\xef\xbb\xbf";
+  if (text.starts_with(byte_order_mark)) text.remove_prefix(byte_order_mark.size());
   const std::size_t first = text.find_first_not_of(" \t\r\n");
   return first != std::string_view::npos && text[first] == '[';
 }
@@ -100,11 +102,11 @@ FileKind kind_of(const fs::path& path, const SourceSpec& spec) {
   if (std::find(kNotText.begin(), kNotText.end(), extension) != kNotText.end() || is_named_json(path)) {
     const bool is_argument = is_of_command(spec);
     if (is_named_json(path) && begins_with_array(path))
-      throw UserError(fmt::format(
-          "{0}: {1} is an array of JSON, and records stand in lines: jq -c '.[]' {2} > "
-          "{3}.jsonl makes them{4}",
-          is_argument ? path_key(spec) : spec.key + ".type", path.string(), shell_word(path.filename().string()),
-          path.stem().string(), is_argument ? "" : "; or name with a pattern the files that are meant"));
+      throw UserError(
+          fmt::format("{}: {} is an array of JSON, and records stand in lines: jq -c '.[]' {} > {} makes them{}",
+                      is_argument ? path_key(spec) : spec.key + ".type", path.string(), shell_word(path.string()),
+                      shell_word(fs::path(path).replace_extension(".jsonl").string()),
+                      is_argument ? "" : "; or name with a pattern the files that are meant"));
     throw UserError(fmt::format("{}: {} looks like no text, JSONL or token file; unpack or convert it{}",
                                 is_argument ? path_key(spec) : spec.key + ".type", path.string(),
                                 is_argument
@@ -562,11 +564,11 @@ std::unique_ptr<TokenFile> open_source_tokens(const SourceSpec& spec, const Foun
   return tokens;
 }
 
-void check_tokenizer(const SourceSpec& spec, const TokenFile& file, const Tokenizer& tokenizer,
+void check_tokenizer(const SourceSpec& spec, const TokenFile& file, const Tokenizer& tokenizer, bool refuses,
                      const Reporter& report) {
   const auto other = other_tokenizer(file.path(), tokenizer);
   if (!other) return;
-  if (other->is_certain)
+  if (other->is_certain && refuses)
     throw UserError(
         fmt::format("{}: {}; name its tokenizer, or build the file again; where its ids are meant as they "
                     "are, take the record beside it away",

@@ -65,7 +65,9 @@ class OpenFoundSource final : public FoundSource {
       if (file.kind != FileKind::tokens && !tokenizer_.reads_text())
         throw text_refusal(spec_, file, tokenizer_.description());
       token_files_.push_back(file.kind == FileKind::tokens ? open_source_tokens(spec_, file) : nullptr);
-      if (file.kind == FileKind::tokens) check_tokenizer(spec_, *token_files_.back(), tokenizer_, options_.report);
+      // Of a run whoever starts it has refused what is to be (source_check.h); it goes on with what it has begun with.
+      if (file.kind == FileKind::tokens)
+        check_tokenizer(spec_, *token_files_.back(), tokenizer_, is_option(spec_), options_.report);
     }
     content_.key = spec_.key;
     content_.path = spec_.path;

@@ -175,8 +175,10 @@ void scale_weight_decays(ParamTable& table, const FinetuneConfig& config) {
   for (const Parameter& parameter : parameters) factors.push_back(parameter.decays ? 1.0 : 0.0);
   for (const auto& [pattern, factor] : config.weight_decays) {
     const std::vector<std::size_t> matches = matches_of(table, key, pattern);
-    const bool has_matrices =
-        std::any_of(matches.begin(), matches.end(), [&](std::size_t index) { return parameters[index].decays; });
+    // Whoever names the head means its matrix too, though that is the embedding's where they are tied.
+    const bool has_matrices = std::any_of(parameters.begin(), parameters.end(), [&](const Parameter& parameter) {
+      return parameter.decays && matches_name(pattern, parameter.name);
+    });
     bool is_used = false;
     for (const std::size_t index : matches) {
       if (has_matrices && !parameters[index].decays && factors[index] == 0) continue;
@@ -184,10 +186,11 @@ void scale_weight_decays(ParamTable& table, const FinetuneConfig& config) {
       is_used = is_used || parameters[index].role == ParamRole::trained;
     }
     if (!is_used)
-      throw UserError(
-          fmt::format("{}: of what {} matches the matrices are frozen, and the biases and norms do not decay; leave it "
-                      "out, or have these decay by a pattern that matches nothing else, such as *.bias",
-                      key, quoted(pattern)));
+      throw UserError(fmt::format(
+          "{}: of what {} matches the matrices are frozen or another's (a tied head is the embedding), and the "
+          "biases and norms do not decay; leave it out, or have these decay by a pattern that matches nothing else, "
+          "such as *.bias",
+          key, quoted(pattern)));
   }
   table.scale_weight_decays(
       [&](const Parameter& parameter) { return factors[static_cast<std::size_t>(table.index_of(parameter.name))]; });

@@ -1,5 +1,5 @@
 // LAMB (You et al. 2020, algorithm 2, φ(z) = z): the direction of AdamW with its decay, as long as the tensor's
-// weights. Biases and norms, which do not decay, take the direction as it is, as in the authors' code
+// weights. What does not decay (biases, norms) takes the direction as it is, as in the authors' code
 // (`exclude_from_layer_ adaptation` is there what is excluded from decay).
 //
 // The direction is written in the gradient's place, its norm is measured there, and SGD follows it.

@@ -1,6 +1,6 @@
 // LARS (You et al. 2017, algorithm 1): SGD with momentum whose rate is, for each tensor, the trust coefficient times
 // the norm of its weights over that of its gradient and decay: η·‖w‖ / (‖g‖ + decay·‖w‖). The rate is inside the
-// momentum. Biases and norms, which do not decay, have the rate as it is, as in the authors' code for TPUs
+// momentum. What does not decay (biases, norms) has the rate as it is, as in the authors' code for TPUs
 // (`skip_list`).
 #include "base/numbers/checked.h"
 #include "optim/optimizer_kinds.h"

@@ -67,7 +67,7 @@ struct Parameter {
   Shape shape;               // global
   DType dtype = DType::f32;  // as stored
   Split split;
-  bool decays = false;      // weight decay applies (matrices, not biases and norms)
+  bool decays = false;      // weight decay applies: to matrices, unless finetune says otherwise
   double decay_factor = 1;  // on the weight decay
   double rate_factor = 1;   // on the learning rate
   // Of a trained parameter: updates of the model before it takes part in them. Until then it keeps its value, nobody

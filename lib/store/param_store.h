@@ -226,7 +226,7 @@ class ParamStore {
   // start, and where each parameter's lie. Empty where there are none.
   View factors() const;
   std::span<const FactorPlace> factor_places() const;
-  // The same of one parameter, which must have some: rows, then columns.
+  // Of one parameter, which must have some: where they lie, and they, rows and then columns.
   const FactorPlace& factor_place(int parameter) const;
   View factors(int parameter) const;
   // The same as values() in its buffer, for what works on many ranges at once.

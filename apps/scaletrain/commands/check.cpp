@@ -357,11 +357,14 @@ void judge(const CheckArguments& arguments, const LoadedConfig& loaded, const Pl
 
 ExitCode check_config(const CheckArguments& arguments) {
   const auto world = arguments.world > 0 ? std::optional(arguments.world) : std::nullopt;
-  LoadOptions options{
-      .allow_unsupported = true,
-      .missing_paths = MissingPaths::list,
-      .look_at_data = [](const DataConfig& data) { return source_problems(data, {.report = write_message}); },
-      .look_at_model = look_at_folder_model};
+  LoadOptions options{.allow_unsupported = true,
+                      .missing_paths = MissingPaths::list,
+                      .look_at_data =
+                          [](const Config& config) {
+                            return source_problems(config.data, {.has_begun = checkpoint_of_run(config).has_value(),
+                                                                 .report = write_message});
+                          },
+                      .look_at_model = look_at_folder_model};
   if (world) options.world = WorldSize{.ranks = *world, .told = "--world asks for"};
   options.choose_device = [&world](const Config& config, std::vector<std::string>& notices) {
     return choose_device(config, lone_place(), is_for_this_machine(config, world) ? std::nullopt : world, notices);

@@ -198,9 +198,10 @@ std::string command_to_go_on(const AgentCommand& command) {
 
 // Its signals are blocked: an interruption must be asked for.
 DataLook look_at_data(const InterruptWatcher& interrupts) {
-  return [&interrupts](const DataConfig& config) {
-    return source_problems(
-        config, {.seconds = look_seconds, .interrupted = [&interrupts] { return interrupts.interrupted(); }});
+  return [&interrupts](const Config& config) {
+    return source_problems(config.data, {.seconds = look_seconds,
+                                         .interrupted = [&interrupts] { return interrupts.interrupted(); },
+                                         .has_begun = checkpoint_of_run(config).has_value()});
   };
 }
 

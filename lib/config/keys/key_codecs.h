@@ -183,7 +183,7 @@ struct NameListCodec {
   std::string type() const { return "list of names"; }
 };
 
-// Such patterns with a positive factor each, in the order of the file.
+// Such patterns with a factor each, in the order of the file.
 struct FactorsCodec {
   double most = 1.0;
   Bounds bounds = Bounds::open_below;

@@ -184,7 +184,8 @@ void add_train(KeyTable<Config>& table) {
                        with_notice},
                       positive(1e3), FIELD(train.optimizer.smallest_scale)));
   table.push_back(top({"train.optimizer.weight_decay", "",
-                       "Decay of matrices, not of biases and norms: decoupled, with SGD and LARS a part of the "
+                       "Decay of matrices, not of biases and norms (but for finetune.weight_decays): decoupled, with "
+                       "SGD and LARS a part of the "
                        "gradient; with Adafactor 0 unless given.",
                        with_notice},
                       NumberCodec{0.0, 1e3}, FIELD(train.optimizer.weight_decay)));
@@ -277,11 +278,13 @@ void add_finetune(KeyTable<Config>& table) {
                        "last one counts.",
                        with_notice, "{}"},
                       FactorsCodec{1e6}, FIELD(finetune.learning_rates)));
-  table.push_back(top({"finetune.weight_decays", "",
-                       "Factors on train.optimizer.weight_decay, by patterns as there; 0: no decay. Biases and norms "
-                       "begin to decay only by a pattern that matches nothing else, such as *.bias.",
-                       with_notice, "{}"},
-                      FactorsCodec{1e6, Bounds::closed}, FIELD(finetune.weight_decays)));
+  table.push_back(
+      top({"finetune.weight_decays", "",
+           "Factors on train.optimizer.weight_decay, by patterns as there; 0: no decay, and with lamb and lars no "
+           "ratio of norms. Biases and norms "
+           "begin to decay only by a pattern that matches nothing else, such as *.bias.",
+           with_notice, "{}"},
+          FactorsCodec{1e6, Bounds::closed}, FIELD(finetune.weight_decays)));
   table.push_back(top({"finetune.layer_decay", "",
                        "Factor on the learning rate of a layer for each one behind it: the head has 1, the last block "
                        "this, the one before its square.",

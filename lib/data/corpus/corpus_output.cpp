@@ -119,7 +119,7 @@ std::optional<OtherTokenizer> other_tokenizer(const fs::path& token_file, const 
     name = json_string(theirs, "name", where);
     made_with = json_string(theirs, "description", where);
     vocab = json_integer(theirs, "vocab", where);
-    ids = theirs.value("ids", "");
+    if (theirs.contains("ids")) ids = json_string(theirs, "ids", where);
   } catch (const InputError&) {
     return std::nullopt;  // the tokens are there all the same
   }

@@ -20,6 +20,17 @@ namespace fs = std::filesystem;
 
 namespace {
 
+// What the config names; where a tokenizer was opened without it (a checkpoint carries its own) it may be gone.
+std::vector<fs::path> configured_files(const DataConfig& config, const std::vector<fs::path>& opened) {
+  try {
+    if (opened.empty()) check_tokenizer_type(config.tokenizer);
+    return tokenizer_files(config.tokenizer);
+  } catch (const InputError&) {
+    if (opened.empty()) throw;
+    return {};
+  }
+}
+
 bool may_hold_template(const fs::path& folder) {
   return path_exists(folder / "tokenizer_config.json") || path_exists(folder / "chat_template.jinja");
 }
@@ -33,7 +44,7 @@ std::vector<fs::path> folders_of(const std::vector<fs::path>& files, const DataC
         folders.push_back(file.parent_path());
   };
   add(files);
-  add(tokenizer_files(config.tokenizer));
+  add(configured_files(config, files));
   return folders;
 }
 
@@ -58,7 +69,7 @@ ChatTemplate chat_template_of(const DataConfig& config, const std::vector<fs::pa
     }
   }
   std::vector<fs::path> files = tokenizer_files;
-  const std::vector<fs::path> configured = scaletrain::tokenizer_files(config.tokenizer);
+  const std::vector<fs::path> configured = configured_files(config, files);
   files.insert(files.end(), configured.begin(), configured.end());
   std::string names;
   for (const std::string& name : ChatTemplate::names()) names += (names.empty() ? "" : ", ") + name;

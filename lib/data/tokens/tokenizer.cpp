@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <charconv>
 
 #include "base/error.h"
@@ -28,8 +27,9 @@ void check_vocab(const Tokenizer& tokenizer, std::optional<std::int64_t> model_v
                                 tokenizer.vocab_size()));
 }
 
-// A folder with the other kind's files alone: what is wrong is the type.
-void check_type(const TokenizerConfig& config) {
+}  // namespace
+
+void check_tokenizer_type(const TokenizerConfig& config) {
   if (!config.path || !is_folder(*config.path)) return;
   const bool has_bpe = holds_bpe_files(*config.path);
   const bool has_sentencepiece = holds_sentencepiece_file(*config.path);
@@ -45,13 +45,15 @@ void check_type(const TokenizerConfig& config) {
                     *config.path, bpe_files(*config.path).front().filename().string()));
 }
 
+namespace {
+
 std::unique_ptr<Tokenizer> make_file_tokenizer(const TokenizerConfig& config, std::optional<std::int64_t> model_vocab) {
   const bool is_bpe = config.type == TokenizerKind::bpe;
   const std::string_view file = is_bpe ? "tokenizer.json" : "tokenizer.model";
   if (!config.path)
     throw UserError(fmt::format("data.tokenizer.path: the tokenizer type {} needs it: a {}, or a folder that holds one",
                                 is_bpe ? "bpe" : "sentencepiece", file));
-  check_type(config);
+  check_tokenizer_type(config);
   std::unique_ptr<Tokenizer> tokenizer;
   try {
     if (is_bpe) {
@@ -80,15 +82,16 @@ std::uint64_t Tokenizer::hash() const {
 
 std::uint64_t Tokenizer::hash_of_ids(std::int64_t count) const {
   SCALETRAIN_CHECK(count <= vocab_size());
+  const std::scoped_lock lock(ids_mutex_);
+  if (const auto known = ids_hashes_.find(count); known != ids_hashes_.end()) return known->second;
   Hasher hasher;
   for (std::int64_t id = 0; id < count; ++id) {
     const auto token = static_cast<std::int32_t>(id);
     const std::string text = decode(std::span(&token, 1));
-    const std::string name = text.empty() ? special_name(token) : std::string();
-    const std::array<std::uint64_t, 2> hashes = {hash_text(text), hash_text(name)};
-    hasher.update(std::as_bytes(std::span(hashes)));
+    const std::uint64_t hash = hash_text(text.empty() ? special_name(token) : text);
+    hasher.update(std::as_bytes(std::span(&hash, 1)));
   }
-  return hasher.digest();
+  return ids_hashes_[count] = hasher.digest();
 }
 
 std::vector<std::int32_t> ByteTokenizer::encode(std::string_view text) const {
@@ -166,7 +169,6 @@ std::string IdsTokenizer::description() const {
 
 std::vector<std::filesystem::path> tokenizer_files(const TokenizerConfig& config) {
   if (!config.path) return {};
-  check_type(config);
   if (config.type == TokenizerKind::sentencepiece) return {sentencepiece_file(*config.path)};
   return config.type == TokenizerKind::bpe ? bpe_files(*config.path) : std::vector<std::filesystem::path>();
 }

@@ -8,7 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -18,6 +20,7 @@
 #include "base/error.h"
 #include "config/config.h"
 #include "data/tokens/bpe/added_tokens.h"
+#include "data/tokens/bpe/byte_spelling.h"
 
 namespace scaletrain {
 
@@ -67,11 +70,16 @@ class Tokenizer {
   // Says everything that decides the ids, for people and for hash(): "bytes, 257 tokens".
   virtual std::string description() const = 0;
   std::uint64_t hash() const;
-  // Of what each of the first `count` ids is: the same wherever those mean the same tokens.
+  // Of what each of the first `count` ids stands for, a text or a special token's name: the same wherever those mean
+  // the same tokens.
   std::uint64_t hash_of_ids(std::int64_t count) const;
 
   // The files that it was made from and that a checkpoint must carry.
   virtual std::vector<std::filesystem::path> files() const = 0;
+
+ private:
+  mutable std::mutex ids_mutex_;
+  mutable std::map<std::int64_t, std::uint64_t> ids_hashes_;  // by count: a source may have many files
 };
 
 // One token for each of the 256 byte values, and token 256 at the end of a document.
@@ -85,7 +93,7 @@ class ByteTokenizer final : public Tokenizer {
   std::vector<std::int32_t> encode(std::string_view text) const override;
   std::string decode(std::span<const std::int32_t> tokens) const override;
   std::string special_name(std::int32_t token) const override {
-    return token == kEndOfDocument ? "<end of document>" : std::string();
+    return token == kEndOfDocument ? kByteEndName : std::string();
   }
   std::size_t safe_cut(std::string_view text) const override { return text.size(); }
   std::string description() const override;
@@ -115,8 +123,12 @@ class IdsTokenizer final : public Tokenizer {
 // The texts of these tokens, one after the other; of each id its text. InputError for an id beyond them.
 std::string joined_texts(std::span<const std::string> texts, std::span<const std::int32_t> tokens);
 
-// The files that a tokenizer of this config is made from, without making it; none for bytes and ids. Errors as below.
+// The files that a tokenizer of this config is made from, without making it; none for bytes and ids. InputError for a
+// folder without those of a BPE.
 std::vector<std::filesystem::path> tokenizer_files(const TokenizerConfig& config);
+
+// UserError, beginning with data.tokenizer.type, for a folder with the files of the other kind of tokenizer alone.
+void check_tokenizer_type(const TokenizerConfig& config);
 
 // `model_vocab` is model.vocab, nothing for `auto`. UserError: ids without a number in model.vocab, an end_of_document
 // outside the vocabulary, a model.vocab smaller than the tokenizer's, a type that is not supported. InputError: files

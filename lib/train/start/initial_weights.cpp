@@ -153,13 +153,10 @@ void check_initial_weights(const Config& config, const ModelSpec& model) {
 }
 
 FolderModel look_at_folder_model(const Config& config) {
-  const std::filesystem::path run = config.run.directory.empty() ? "runs/" + config.run.name : config.run.directory;
-  if (path_exists(run / "checkpoints"))
-    for (const CatalogEntry& entry : list_checkpoints(RunPaths(run).checkpoints()))
-      if (entry.problem.empty())
-        return {.model = parse_resolved_config(read_manifest(entry.path).config, entry.path.string()).model,
-                .window = std::nullopt,
-                .is_of_run = true};
+  if (const auto checkpoint = checkpoint_of_run(config))
+    return {.model = parse_resolved_config(read_manifest(*checkpoint).config, checkpoint->string()).model,
+            .window = std::nullopt,
+            .is_of_run = true};
   HuggingFaceShape shape = read_hugging_face_shape(*config.model.init.from);
   return {.model = std::move(shape.model), .window = shape.window};
 }

@@ -411,6 +411,14 @@ ResumeRequest parse_resume(const std::string& text, const RunPaths& paths) {
   return {ResumeRequest::Mode::from_checkpoint, whole};
 }
 
+std::optional<fs::path> checkpoint_of_run(const Config& config) {
+  const RunPaths run(config.run.directory.empty() ? "runs/" + config.run.name : config.run.directory);
+  if (!path_exists(run.checkpoints())) return std::nullopt;
+  for (const CatalogEntry& entry : list_checkpoints(run.checkpoints()))
+    if (entry.problem.empty()) return entry.path;
+  return std::nullopt;
+}
+
 void open_run_folder(const RunPaths& paths, const ResumeRequest& resume) {
   check_present_folder(paths);
   if (resume.mode == ResumeRequest::Mode::required && !path_exists(paths.checkpoints())) throw no_checkpoint(paths);

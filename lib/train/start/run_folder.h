@@ -66,6 +66,8 @@ using Report = std::function<void(const std::string&)>;
 // the way; FileAccessError if it cannot be made or written to, InputError if --resume required would have to make it.
 // Messages begin with the key.
 void open_run_folder(const RunPaths& paths, const ResumeRequest& resume = {});
+// The newest checkpoint of the config's run that can be read, if it has one. Of a config that may not be complete.
+std::optional<std::filesystem::path> checkpoint_of_run(const Config& config);
 // Makes nothing: what open_run_folder would refuse, as far as the system tells ahead.
 void check_run_folder(const RunPaths& paths);
 // Where a resume goes on, by the manifest alone.

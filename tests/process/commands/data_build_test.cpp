@@ -139,7 +139,7 @@ TEST_CASE("what_cannot_be_built_is_refused_by_name_and_what_is_damaged_ends_with
   CHECK(file.at("documents") == 1);
   CHECK(file.at("tokens") == 2);
   CHECK(file.at("dtype") == "uint16");
-  CHECK(file.at("shown").at(0) == "\"x<end of document>\"");
+  CHECK(file.at("shown").at(0) == "\"x<|endoftext|>\"");
   check_built(workspace().run({"data", "verify", "o"}));
 }
 
@@ -210,8 +210,8 @@ TEST_CASE("an_empty_line_ends_a_document_where_the_separator_is_one") {
     return workspace().run({"data", "inspect", "blank/out.bin", "--tokenizer", "bytes", "--show", "9"}).output;
   };
   const std::string divided = documents({"--separator", ""});
-  CHECK_MESSAGE(contains(divided, "document 0: \"one\\nstill one\\n<end of document>\""), divided);
-  CHECK_MESSAGE(contains(divided, "document 1: \"two\\n<end of document>\""), divided);
+  CHECK_MESSAGE(contains(divided, "document 0: \"one\\nstill one\\n<|endoftext|>\""), divided);
+  CHECK_MESSAGE(contains(divided, "document 1: \"two\\n<|endoftext|>\""), divided);
   CHECK(contains(documents({}), "1 document,"));
   const Ended wrong = workspace().run({"data", "inspect", "blank/out.bin", "--separator", ""});
   check_refused(wrong, 2, {"--separator: no source is text, so nothing would use it; remove the option"});

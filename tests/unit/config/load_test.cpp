@@ -170,8 +170,9 @@ TEST_CASE("missing paths can be listed beside the config, and what a shell would
 TEST_CASE("what the data's own layer finds joins the errors, and alone it is the data's") {
   const std::string data = "data:\n  train:\n    - {path: /, type: text}\n";
   LoadOptions options{.missing_paths = MissingPaths::refuse};
-  options.look_at_data = [](const DataConfig& config) {
-    return std::vector<InputProblem>{{.key = "data.train.0.path", .message = config.train.front().path + ": empty"}};
+  options.look_at_data = [](const Config& config) {
+    return std::vector<InputProblem>{
+        {.key = "data.train.0.path", .message = config.data.train.front().path + ": empty"}};
   };
   CHECK_THROWS_WITH_AS(load_text(data + "train: {steps: 200}\n", {}, {}, options),
                        "c.yaml:3:14: data.train.0.path: /: empty", InputError);

@@ -435,7 +435,7 @@ TEST_CASE("inspect says what files are, and verify names each that is damaged") 
   CHECK(built.documents == std::ssize(corpus.documents));
   CHECK(built.dtype == "uint16");
   CHECK(built.tokenizer == "bytes (bytes, 257 tokens, end of document 256)");
-  CHECK(built.shown[1] == "\"" + words(0, 1) + "<end of document>\"");
+  CHECK(built.shown[1] == "\"" + words(0, 1) + "<|endoftext|>\"");
 
   const auto problems = [&] {
     std::map<std::string, std::string> found;

@@ -193,8 +193,8 @@ TEST_CASE("JSON that is one array is told with what makes lines of it") {
   const TempFolder folder;
   const std::string rows = "[{\"text\": \"x\"},\n {\"text\": \"y\"}]\n";
   CHECK(contains(problem_of(reading(folder.write("rows.json", "\n " + rows))),
-                 "rows.json is an array of JSON, and records stand in lines: jq -c '.[]' rows.json > rows.jsonl makes "
-                 "them"));
+                 "rows.json is an array of JSON, and records stand in lines: jq -c '.[]' " +
+                     (folder / "rows.json").string() + " > " + (folder / "rows.jsonl").string() + " makes them"));
   CHECK_FALSE(contains(problem_of(reading(folder.write("one.json", "{\"text\": []}\n"))), "jq"));
   DataConfig config = reading(folder.write("rows.jsonl", rows));
   for (const RecordKind records : {RecordKind::text, RecordKind::prompt_completion}) {
@@ -216,6 +216,9 @@ TEST_CASE("tokens that another tokenizer has made are refused where their ids me
   nlohmann::json fewer_tokens = json;
   fewer_tokens["added_tokens"] = nlohmann::json::array();
   fewer_tokens["model"]["vocab"].erase(kByteEndName);
+  nlohmann::json unmarked_end = json;
+  unmarked_end["added_tokens"][0]["special"] = false;
+  const TokenizerConfig unmarked = write("unmarked", unmarked_end);
   nlohmann::json added = json["added_tokens"][0];
   added["id"] = 257;
   added["content"] = "<|new|>";
@@ -232,40 +235,57 @@ TEST_CASE("tokens that another tokenizer has made are refused where their ids me
   build_corpus(request);
 
   DataConfig config = reading(folder / "built.bin");
-  const auto start = [&] { open_training_data(config, *make_tokenizer(config.tokenizer, std::nullopt), options(4)); };
-  for (const TokenizerConfig& same : {own, extended}) {
+  const auto told_by_start = [&] {
+    std::string told;
+    DataOptions o = options(4);
+    o.report = [&told](const std::string& message) { told += message; };
+    open_training_data(config, *make_tokenizer(config.tokenizer, std::nullopt), o);
+    return told;
+  };
+  // One with more tokens, one whose flags are others, and the bytes that it spells are as good.
+  for (const TokenizerConfig& same : {own, extended, unmarked, TokenizerConfig()}) {
     config.tokenizer = same;
     CHECK(problem_of(config).empty());
-    start();
+    CHECK(told_by_start().empty());
   }
-  const auto words = [&](const std::string& problem) {
-    CHECK_MESSAGE(contains(problem, "built.bin was made with the tokenizer own (bpe "), problem);
+  const auto is_refused = [&] {
+    const std::string words = "built.bin was made with the tokenizer own (bpe ";
+    const std::string problem = problem_of(config);
+    CHECK(problem.starts_with("data.train.0.path (config): "));
+    CHECK_MESSAGE(contains(problem, words), problem);
     CHECK_MESSAGE(contains(problem, "whose ids mean other tokens; name its tokenizer, or build the file again"),
                   problem);
+    // A run that has begun with it goes on, and is told.
+    std::string told;
+    const auto hear = [&told](const std::string& message) { told += message; };
+    CHECK(source_problems(config, {.has_begun = true, .report = hear}).empty());
+    CHECK(told.starts_with("notice: data.train.0.path: "));
+    CHECK(contains(told, words));
+    CHECK(contains(told_by_start(), words));
   };
   config.tokenizer = other;
-  CHECK(problem_of(config).starts_with("data.train.0.path (config): "));
-  words(problem_of(config));
-  words(message_of<UserError>(start));
-  // Fewer tokens cannot be all of them.
-  config.tokenizer = write("fewer", fewer_tokens);
+  is_refused();
+  config.tokenizer = write("fewer", fewer_tokens);  // cannot be all of them
   config.tokenizer.end_of_document = 0;
-  words(message_of<UserError>(start));
-  config.tokenizer = {};
-  words(message_of<UserError>(start));
+  is_refused();
   // By a record of a build that did not say what its ids are, the kinds alone are known to differ.
   const std::filesystem::path record = folder / "built.build.json";
-  nlohmann::json before = nlohmann::json::parse(TempFolder::read(record));
+  const nlohmann::json whole = nlohmann::json::parse(TempFolder::read(record));
+  nlohmann::json before = whole;
   before["tokenizer"].erase("ids");
   folder.write("built.build.json", before.dump());
-  words(message_of<UserError>(start));
+  config.tokenizer = {};
+  is_refused();
   config.tokenizer = other;
   CHECK(problem_of(config).empty());
-  start();
-  // Without a record nothing is known.
+  CHECK(contains(told_by_start(), "whose ids may mean other tokens"));
+  // Of a record that cannot be read, or none, nothing is known.
+  before["tokenizer"]["ids"] = 5;
+  folder.write("built.build.json", before.dump());
+  CHECK(problem_of(config).empty());
   std::filesystem::remove(record);
-  config.tokenizer = {};
-  start();
+  CHECK(problem_of(config).empty());
+  CHECK(told_by_start().empty());
 }
 
 TEST_CASE("a first record that holds no conversation, or no prompt, is told before anything reads it") {

@@ -228,6 +228,11 @@ TEST_CASE("a weight decay has the factor of the last pattern that concerns the p
 
 TEST_CASE("weight decays of nothing, of frozen parameters and of what does not decay are refused by name") {
   const auto refusal = [](const FinetuneConfig& config) { return message_of<UserError>([&] { with_decays(config); }); };
+  // Whoever names a tied head means no norm.
+  CHECK(contains(message_of<UserError>([&] {
+                   with_decays({.weight_decays = {{"head.*", 0.5}}});
+                 }),
+                 "of what \"head.*\" matches the matrices are frozen or another's (a tied head is the embedding)"));
   CHECK(refusal({.weight_decays = {{"block.0.*", 0.5}}})
             .starts_with("finetune.weight_decays: \"block.0.*\" matches no parameter"));
   CHECK(refusal({.freeze = {"blocks.0.*"}, .weight_decays = {{"blocks.0.*", 0.5}}})
