@@ -36,12 +36,15 @@ LayoutRun several_steps(LayoutRun run) {
 }
 
 struct Baseline {
+  LayoutRun run;  // that of the gradients
   LayoutOutcome gradients;
   LayoutOutcome steps;
 };
 
 Baseline run_baseline(const LayoutRun& run) {
-  return {.gradients = run_layout(first_gradients(run)), .steps = run_layout(several_steps(run))};
+  return {.run = first_gradients(run),
+          .gradients = run_layout(first_gradients(run)),
+          .steps = run_layout(several_steps(run))};
 }
 
 const Baseline& baseline_for(const Row& row, std::map<std::string, Baseline>& known) {
@@ -133,19 +136,20 @@ double distance(const GlobalTensors& tensors, const GlobalTensors& exact, const 
 
 // What single precision leaves of a gradient whose terms nearly cancel (that of Gemma's key norms, of a few numbers) is
 // up to the kernels of the processor, on one rank as on many. Where the two differ by more than the tolerance, ranks
-// must be no further from float64, by more than a factor of two, than one rank is.
-void check_against_exact(const GlobalTensors& gradients, const GlobalTensors& one, LayoutRun run) {
-  run.backend = TestBackend::reference_f64;
-  const LayoutOutcome exact = run_layout(run);
+// must be no further from float64, by more than a factor of two, than one rank is. base: the run of one rank, which is
+// what is exact in float64: the same layout would have its errors there too.
+void check_against_exact(const GlobalTensors& gradients, const GlobalTensors& one, LayoutRun base) {
+  base.backend = TestBackend::reference_f64;
+  const LayoutOutcome exact = run_layout(base);
   REQUIRE(exact.problem == "");
   for (const auto& entry : one) {
     CAPTURE(entry.first);
-    if (is_zero_by_design(entry.first, run.config.model)) {
+    if (is_zero_by_design(entry.first, base.config.model)) {
       CHECK(beside_its_weight(gradients, entry.first) <= gradient_tolerance);
       continue;
     }
     const TensorDifference difference =
-        gradient_difference({entry}, {{entry.first, gradients.at(entry.first)}}, run.config.model);
+        gradient_difference({entry}, {{entry.first, gradients.at(entry.first)}}, base.config.model);
     if (difference.error <= gradient_tolerance) continue;
     const double of_one = distance(one, exact.gradients, entry.first);
     CAPTURE(of_one);
@@ -169,7 +173,7 @@ void check_run(const std::string& name, const LayoutRun& run, const Tolerance& t
     const TensorDifference difference = gradient_difference(first.gradients, one.gradients.gradients, run.config.model);
     CAPTURE(difference.tensor);
     if (!(difference.error <= gradient_tolerance))
-      check_against_exact(first.gradients, one.gradients.gradients, first_gradients(run));
+      check_against_exact(first.gradients, one.gradients.gradients, one.run);
     worst.gradient.add(difference.error, name + ": " + difference.tensor);
   } else {
     const double norm = largest_relative({first.grad_norms.front()}, {one.gradients.grad_norms.front()});
@@ -372,7 +376,7 @@ TEST_CASE("a_batch_that_does_not_divide_among_replicas_changes_nothing") {
     return run;
   };
   const LayoutRun base = with_batch(baseline_of(row), 7);
-  const Baseline one{.gradients = run_layout(first_gradients(base)), .steps = run_layout(several_steps(base))};
+  const Baseline one = run_baseline(base);
   for (const std::int64_t micro_batch : {1, 2}) {
     for (const std::int64_t pipeline : {1, 2}) {
       row.pipeline = pipeline;
@@ -480,11 +484,12 @@ TEST_CASE("parameters_that_join_have_the_numbers_of_one_rank_before_and_after") 
     for (const std::int64_t step : {1, 2, 4}) {
       CAPTURE(step);
       const LayoutRun run = run_to(run_of(row), step);
-      const GlobalTensors one = gradients_of(run_to(baseline_of(row), step));
+      const LayoutRun base = run_to(baseline_of(row), step);
+      const GlobalTensors one = gradients_of(base);
       const GlobalTensors many = gradients_of(run);
       const TensorDifference difference = gradient_difference(many, one, run.config.model);
       CAPTURE(difference.tensor);
-      if (!(difference.error <= gradient_tolerance)) check_against_exact(many, one, run);
+      if (!(difference.error <= gradient_tolerance)) check_against_exact(many, one, base);
       CHECK(one.size() > num_trained);
       num_trained = one.size();
     }
@@ -520,12 +525,13 @@ TEST_CASE("tensor_ranks_drop_of_the_inputs_of_adapters_what_one_rank_drops") {
     const Row& row = rows[(2 * i + 1) * rows.size() / 8];
     CAPTURE(equivalence::text(row));
     const LayoutRun run = dropping(run_of(row));
-    const LayoutOutcome one = run_layout(dropping(baseline_of(row)));
+    const LayoutRun base = dropping(baseline_of(row));
+    const LayoutOutcome one = run_layout(base);
     const LayoutOutcome many = run_layout(run);
     CHECK(many.problem == "");
     const TensorDifference difference = gradient_difference(many.gradients, one.gradients, run.config.model);
     CAPTURE(difference.tensor);
-    if (!(difference.error <= gradient_tolerance)) check_against_exact(many.gradients, one.gradients, run);
+    if (!(difference.error <= gradient_tolerance)) check_against_exact(many.gradients, one.gradients, base);
     CHECK(largest_relative(many.losses, one.losses) <= single_tolerance.steps);
   }
 }
