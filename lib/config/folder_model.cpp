@@ -47,7 +47,7 @@ void refuse_difference(const Key<Config>& key, const Config& config, const Confi
                           fmt::format("{}: {}, but the model in {} has {}; leave the key out, or write what the folder "
                                       "has{}",
                                       named, ours, *config.model.init.from, key.write(from),
-                                      is_shorter    ? "; shorter samples come by phases: [{context: ...}]"
+                                      is_shorter    ? "; shorter samples come by phases: [{steps: ..., context: ...}]"
                                       : is_rotation ? "; to go on with another rotation, write it into a copy of the "
                                                       "folder, as its config.json"
                                                     : ""));

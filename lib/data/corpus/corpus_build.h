@@ -78,7 +78,8 @@ struct OtherTokenizer {
   std::string text;
   bool is_certain = false;  // that ids mean other tokens; else it may be the same, written in another way
 };
-// Nothing where it has no record, or its ids mean the same tokens: this one may have more.
+// Nothing where it has no record, or its ids mean the same tokens: this one may have more. A record that cannot be read
+// may be another's.
 std::optional<OtherTokenizer> other_tokenizer(const std::filesystem::path& token_file, const Tokenizer& tokenizer);
 
 // What NAME.build.json says; nothing: there is none. InputError: it cannot be read.

@@ -120,8 +120,10 @@ std::optional<OtherTokenizer> other_tokenizer(const fs::path& token_file, const 
     made_with = json_string(theirs, "description", where);
     vocab = json_integer(theirs, "vocab", where);
     if (theirs.contains("ids")) ids = json_string(theirs, "ids", where);
-  } catch (const InputError&) {
-    return std::nullopt;  // the tokens are there all the same
+  } catch (const InputError& error) {  // the tokens are there all the same
+    return OtherTokenizer{.text = fmt::format("which tokenizer made {} is not known: {}", token_file.string(),
+                                              std::string_view(error.what())),
+                          .is_certain = false};
   }
   // Behind that come rules and versions, which change few ids or none.
   const auto content_of = [](const std::string& description) {

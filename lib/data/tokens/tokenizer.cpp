@@ -30,7 +30,17 @@ void check_vocab(const Tokenizer& tokenizer, std::optional<std::int64_t> model_v
 }  // namespace
 
 void check_tokenizer_type(const TokenizerConfig& config) {
-  if (!config.path || !is_folder(*config.path)) return;
+  if (!config.path) return;
+  const std::string extension = std::filesystem::path(*config.path).extension().string();
+  if (!is_folder(*config.path)) {
+    if (config.type == TokenizerKind::bpe && extension == ".model")
+      throw UserError(
+          fmt::format("data.tokenizer.type: bpe, but {} is a SentencePiece model; write sentencepiece", *config.path));
+    if (config.type == TokenizerKind::sentencepiece && extension == ".json")
+      throw UserError(
+          fmt::format("data.tokenizer.type: sentencepiece, but {} is no SentencePiece model; write bpe", *config.path));
+    return;
+  }
   const bool has_bpe = holds_bpe_files(*config.path);
   const bool has_sentencepiece = holds_sentencepiece_file(*config.path);
   if (config.type == TokenizerKind::bpe && !has_bpe && has_sentencepiece)
@@ -43,6 +53,11 @@ void check_tokenizer_type(const TokenizerConfig& config) {
         fmt::format("data.tokenizer.type: sentencepiece, but {} holds no tokenizer.model; it holds {}: "
                     "write bpe",
                     *config.path, bpe_files(*config.path).front().filename().string()));
+  if (config.type == TokenizerKind::sentencepiece && !has_sentencepiece)
+    throw UserError(
+        fmt::format("data.tokenizer.path: {} holds no tokenizer.model; name a SentencePiece model, or a "
+                    "folder with one",
+                    *config.path));
 }
 
 namespace {

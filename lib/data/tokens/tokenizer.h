@@ -127,7 +127,8 @@ std::string joined_texts(std::span<const std::string> texts, std::span<const std
 // folder without those of a BPE.
 std::vector<std::filesystem::path> tokenizer_files(const TokenizerConfig& config);
 
-// UserError, beginning with data.tokenizer.type, for a folder with the files of the other kind of tokenizer alone.
+// UserError, beginning with the key, for a file of the other kind of tokenizer, a folder with its files alone, and one
+// without a SentencePiece model where that is the type.
 void check_tokenizer_type(const TokenizerConfig& config);
 
 // `model_vocab` is model.vocab, nothing for `auto`. UserError: ids without a number in model.vocab, an end_of_document

@@ -500,7 +500,7 @@ TEST_CASE(
   CHECK(load_from(learned, ", context: 64").config.model.context == 64);
   const std::string shorter = errors_from(learned, ", context: 32");
   CHECK(contains(shorter, "model.context: 32, but the model in f has 64"));
-  CHECK(contains(shorter, "; shorter samples come by phases: [{context: ...}]"));
+  CHECK(contains(shorter, "; shorter samples come by phases: [{steps: ..., context: ...}]"));
   const std::string beyond = errors_from(learned, ", context: 65");
   CHECK(contains(beyond, "model.context: 65, but the model in f has 64"));
   CHECK_FALSE(contains(beyond, "phases"));

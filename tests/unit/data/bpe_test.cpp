@@ -305,7 +305,8 @@ TEST_CASE("gpt-2's vocabulary and merges are read by the names that are in use, 
   folder.write("four/tokenizer.model", "x");
   CHECK_THROWS_WITH_AS(open_bpe(folder / "four"), doctest::Contains("(tokenizer.model); write sentencepiece"),
                        UserError);
-  CHECK_THROWS_WITH_AS(open_bpe(folder / "four/tokenizer.model"), doctest::Contains("SentencePiece"), InputError);
+  CHECK_THROWS_WITH_AS(open_bpe(folder / "four/tokenizer.model"),
+                       doctest::Contains("is a SentencePiece model; write sentencepiece"), UserError);
   CHECK_THROWS_WITH_AS(open_bpe(folder.path()), doctest::Contains("holds no tokenizer"), InputError);
   CHECK_THROWS_AS(open_bpe(folder / "nothing.json"), InputError);
 }

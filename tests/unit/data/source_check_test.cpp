@@ -279,10 +279,11 @@ TEST_CASE("tokens that another tokenizer has made are refused where their ids me
   config.tokenizer = other;
   CHECK(problem_of(config).empty());
   CHECK(contains(told_by_start(), "whose ids may mean other tokens"));
-  // Of a record that cannot be read, or none, nothing is known.
+  // Of a record that cannot be read nothing is known, which is told; of none nothing.
   before["tokenizer"]["ids"] = 5;
   folder.write("built.build.json", before.dump());
   CHECK(problem_of(config).empty());
+  CHECK(contains(told_by_start(), "built.bin is not known: "));
   std::filesystem::remove(record);
   CHECK(problem_of(config).empty());
   CHECK(told_by_start().empty());
