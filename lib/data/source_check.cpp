@@ -134,7 +134,8 @@ class SourceCheck {
     has_content_ = has_content_ || tokens->num_tokens() > 0;
     fs::path record = tokens->path();
     if (path_exists(record.replace_extension(kRecordEnding)) && open_tokenizer() != nullptr)
-      check_tokenizer(spec_, *tokens, *open_tokenizer(), !limits_.has_begun, report_);
+      check_tokenizer(
+          spec_, *tokens, *open_tokenizer(), [this] { return !limits_.has_begun || !limits_.has_begun(); }, report_);
     if (config_.documents.need_ends() && !ends_documents() && tokens->num_tokens() > 0 && tokens->one_document())
       throw hidden_documents_refusal(spec_, config_.documents, *tokens);
   }

@@ -20,8 +20,10 @@ namespace scaletrain {
 struct LookLimits {
   double seconds = std::numeric_limits<double>::infinity();  // for all sources together
   std::function<bool()> interrupted{};
-  bool has_begun = false;  // the run has a checkpoint: what it has trained on is told, where a start would be refused
-  Reporter report{};       // hears of files that are not read, and of text that may be JSONL; may be empty
+  // Whether the run has a checkpoint: then what it has trained on is told where a start would be refused. Asked where
+  // that is so alone; empty: it has none.
+  std::function<bool()> has_begun{};
+  Reporter report{};  // hears of files that are not read, and of text that may be JSONL; may be empty
 };
 
 // What is wrong with the sources of data.train and data.validation, whose paths are absolute: of each the first thing,

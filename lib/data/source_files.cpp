@@ -564,11 +564,11 @@ std::unique_ptr<TokenFile> open_source_tokens(const SourceSpec& spec, const Foun
   return tokens;
 }
 
-void check_tokenizer(const SourceSpec& spec, const TokenFile& file, const Tokenizer& tokenizer, bool refuses,
-                     const Reporter& report) {
+void check_tokenizer(const SourceSpec& spec, const TokenFile& file, const Tokenizer& tokenizer,
+                     const std::function<bool()>& refuses, const Reporter& report) {
   const auto other = other_tokenizer(file.path(), tokenizer);
   if (!other) return;
-  if (other->is_certain && refuses)
+  if (other->is_certain && refuses())
     throw UserError(
         fmt::format("{}: {}; name its tokenizer, or build the file again; where its ids are meant as they "
                     "are, take the record beside it away",

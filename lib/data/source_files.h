@@ -122,10 +122,10 @@ void check_options_are_used(const std::optional<std::string>& separator, const s
 // By its header. UserError for what the cache holds of instructions: it is cut for one context.
 std::unique_ptr<TokenFile> open_source_tokens(const SourceSpec& spec, const FoundFile& file);
 
-// A notice where its record says that another tokenizer made its ids, or that this may be; `refuses`: UserError where
-// it is certain.
-void check_tokenizer(const SourceSpec& spec, const TokenFile& file, const Tokenizer& tokenizer, bool refuses,
-                     const Reporter& report);
+// A notice where its record says that another tokenizer made its ids, or that this may be; UserError where it is
+// certain and refuses(), which is asked then alone.
+void check_tokenizer(const SourceSpec& spec, const TokenFile& file, const Tokenizer& tokenizer,
+                     const std::function<bool()>& refuses, const Reporter& report);
 
 // Text, where the tokenizer reads token files only.
 UserError text_refusal(const SourceSpec& spec, const FoundFile& file, const std::string& tokenizer);

@@ -67,7 +67,8 @@ class OpenFoundSource final : public FoundSource {
       token_files_.push_back(file.kind == FileKind::tokens ? open_source_tokens(spec_, file) : nullptr);
       // Of a run whoever starts it has refused what is to be (source_check.h); it goes on with what it has begun with.
       if (file.kind == FileKind::tokens)
-        check_tokenizer(spec_, *token_files_.back(), tokenizer_, is_option(spec_), options_.report);
+        check_tokenizer(
+            spec_, *token_files_.back(), tokenizer_, [this] { return is_option(spec_); }, options_.report);
     }
     content_.key = spec_.key;
     content_.path = spec_.path;

@@ -361,8 +361,9 @@ ExitCode check_config(const CheckArguments& arguments) {
                       .missing_paths = MissingPaths::list,
                       .look_at_data =
                           [](const Config& config) {
-                            return source_problems(config.data, {.has_begun = checkpoint_of_run(config).has_value(),
-                                                                 .report = write_message});
+                            return source_problems(
+                                config.data, {.has_begun = [&config] { return checkpoint_of_run(config).has_value(); },
+                                              .report = write_message});
                           },
                       .look_at_model = look_at_folder_model};
   if (world) options.world = WorldSize{.ranks = *world, .told = "--world asks for"};

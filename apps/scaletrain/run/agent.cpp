@@ -201,7 +201,7 @@ DataLook look_at_data(const InterruptWatcher& interrupts) {
   return [&interrupts](const Config& config) {
     return source_problems(config.data, {.seconds = look_seconds,
                                          .interrupted = [&interrupts] { return interrupts.interrupted(); },
-                                         .has_begun = checkpoint_of_run(config).has_value()});
+                                         .has_begun = [&config] { return checkpoint_of_run(config).has_value(); }});
   };
 }
 

@@ -258,7 +258,7 @@ TEST_CASE("tokens that another tokenizer has made are refused where their ids me
     // A run that has begun with it goes on, and is told.
     std::string told;
     const auto hear = [&told](const std::string& message) { told += message; };
-    CHECK(source_problems(config, {.has_begun = true, .report = hear}).empty());
+    CHECK(source_problems(config, {.has_begun = [] { return true; }, .report = hear}).empty());
     CHECK(told.starts_with("notice: data.train.0.path: "));
     CHECK(contains(told, words));
     CHECK(contains(told_by_start(), words));
