@@ -176,9 +176,10 @@ void scale_weight_decays(ParamTable& table, const FinetuneConfig& config) {
   for (const auto& [pattern, factor] : config.weight_decays) {
     const std::vector<std::size_t> matches = matches_of(table, key, pattern);
     // Whoever names the head means its matrix too, though that is the embedding's where they are tied.
-    const bool has_matrices = std::any_of(parameters.begin(), parameters.end(), [&](const Parameter& parameter) {
-      return parameter.decays && matches_name(pattern, parameter.name);
-    });
+    const auto is_matrix = [&name = pattern](const Parameter& parameter) {
+      return parameter.decays && matches_name(name, parameter.name);
+    };
+    const bool has_matrices = std::any_of(parameters.begin(), parameters.end(), is_matrix);
     bool is_used = false;
     for (const std::size_t index : matches) {
       if (has_matrices && !parameters[index].decays && factors[index] == 0) continue;
