@@ -145,6 +145,7 @@ Config random_config(std::uint64_t seed) {
     c.log.gradient_noise = GradientNoiseConfig();
   }
   if (c.train.batch_ramp) c.train.global_batch += 3 * dice.whole(1, 9);
+  if (c.train.global_batch < 2) c.log.gradient_noise.reset();  // which has no halves
   if (dice.coin()) c.train.clip_norm.reset();
   c.train.nonfinite.skip = dice.whole(0, 99);
   if (dice.coin()) c.train.spike = SpikeConfig{dice.whole(8, 99), 9 * dice.share(), SpikeAction::skip};
