@@ -10,13 +10,14 @@ install "${build_packages[@]}" "${test_packages[@]}"
 fetch_cudnn_frontend
 cmake --preset release -DSCALETRAIN_BUILD_TESTS=ON -DSCALETRAIN_CUDA=ON \
   -DSCALETRAIN_CUDA_ARCHITECTURES="${SCALETRAIN_CUDA_ARCHITECTURES:-80-real;90-real;100}" >/dev/null
-cmake --build --preset release --target test_backend test_golden_gpu test_gpu test_train_gpu bench_training scaletrain \
-  scaletrain-cuda
+cmake --build --preset release --target test_backend test_equivalence_gpu test_golden_gpu test_gpu test_train_gpu \
+  bench_training scaletrain scaletrain-cuda
 
 bundle=build/gpu-bundle
 rm -rf "$bundle"
 mkdir -p "$bundle/bin" "$bundle/lib" "$bundle/golden"
-cp build/release/bin/{test_backend,test_golden_gpu,test_gpu,test_train_gpu,bench_training,scaletrain,libscaletrain-cuda.so} "$bundle/bin/"
+cp build/release/bin/{test_backend,test_equivalence_gpu,test_golden_gpu,test_gpu,test_train_gpu,bench_training,scaletrain} \
+  build/release/bin/libscaletrain-cuda.so "$bundle/bin/"
 strip "$bundle/bin/"*
 cp scripts/gpu-check.sh tests/bench/torch_training.py "$bundle/"
 for model in tests/golden/*/expected.safetensors; do cp -r "$(dirname "$model")" "$bundle/golden/"; done

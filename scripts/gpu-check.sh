@@ -5,6 +5,8 @@
 #   goldens   losses, gradients and twenty steps of tiny models of each family against PyTorch in float64; halves against PyTorch's autocast
 #   nccl      what one GPU can show of NCCL: a group of one rank, which sends to itself; absent where the machine has no libnccl.so.2
 #   training  the trainer on the GPU against that on the processor, saved and resumed to the bit
+#   layouts   every mesh of up to eight ranks, threads that share the GPU, and on them all that training can be asked for: the losses,
+#             gradients and calls of one rank, in fp32, bf16 and fp16
 #   program   the program: a run whose worker is killed twice ends with the losses of one that nobody disturbs
 #   ranks     the program with two ranks that share the GPU (data 2 at ZeRO 3, tensor 2, pipeline 2): the losses of one rank
 #   gpus      the program with two ranks on GPUs of their own (data 2, data 2 at ZeRO 3, tensor 2, pipeline 2): through NCCL the bits of
@@ -18,8 +20,8 @@
 set -euo pipefail
 # What each part may take of eight minutes, in seconds; what it leaves goes to those after it. parity computes everything on the
 # processors as well, in float64 (54 s beside an H100); training, program and ranks took 6 to 15 s there.
-declare -A share=([parity]=150 [goldens]=40 [nccl]=20 [training]=40 [program]=40 [ranks]=40 [gpus]=50 [speed]=120)
-all=(parity goldens nccl training program ranks gpus speed)
+declare -A share=([parity]=150 [goldens]=40 [nccl]=20 [training]=40 [layouts]=150 [program]=40 [ranks]=40 [gpus]=50 [speed]=120)
+all=(parity goldens nccl training layouts program ranks gpus speed)
 refuse() {
   echo "gpu-check.sh: $1" >&2
   exit 2
@@ -154,6 +156,7 @@ check_nccl() {
   if grep -q 'skipped: NCCL' "$logs/nccl.log"; then absent "$(sed -n 's/.*skipped: NCCL: //p' "$logs/nccl.log" | tail -n 1)"; fi
 }
 check_training() { run_test test_train_gpu && run_test test_gpu; }
+check_layouts() { run_test test_equivalence_gpu; }
 
 # Losses by step, of steps that were made again the last time.
 losses_of() {

@@ -10,12 +10,14 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "backend/backend.h"
 #include "backend/cuda_module.h"
 #include "base/text.h"
 #include "bench_tools.h"
 #include "config/keys/keys.h"
+#include "config/load.h"
 #include "nn/init.h"
 #include "optim/optimizer.h"
 #include "plan/run_plan.h"
@@ -60,6 +62,7 @@ struct BenchSettings {
   DeviceKind device = DeviceKind::cpu;
   bool cuda_graphs = false;
   RecomputeKind recompute = RecomputeKind::none;
+  std::vector<std::string> overrides{};  // KEY=VALUE, over what follows from the others
 };
 
 inline Config bench_config(const BenchSettings& settings) {
@@ -75,7 +78,12 @@ inline Config bench_config(const BenchSettings& settings) {
   config.train.global_batch = settings.micro_batch * settings.micro_batches;
   config.train.lr_schedule.warmup = 10;
   config.checkpoint.background = settings.saves_in_background;
-  return config;
+  if (settings.overrides.empty()) return config;
+  // Nothing reads it: a config without a source is refused.
+  config.data.train.emplace_back().path = "/dev/null";
+  return parse_config(resolved_yaml(config), "the benchmark's config", "/", settings.overrides,
+                      [](const std::string&) { return std::nullopt; })
+      .config;
 }
 
 // The plan and the initialised parameters, and how much memory there was before them: the library's code and tables are
@@ -125,8 +133,10 @@ struct BenchModel {
   std::unique_ptr<Backend> made(const CpuOptions& options, DeviceKind device, const Wrap& wrap) {
     std::unique_ptr<Backend> made;
     if (device == DeviceKind::cuda)
-      made =
-          CudaModule(cuda_module_path()).make_backend({.compute = options.compute, .graphs = config.run.cuda_graphs});
+      made = CudaModule(cuda_module_path())
+                 .make_backend({.compute = options.compute,
+                                .tf32 = config.compute_precision() == Precision::tf32,
+                                .graphs = config.run.cuda_graphs});
     else
       made = make_cpu_backend(options);
     for (PhasePlan& of_run : plan.phases) of_run.compute_on(*made);

@@ -109,6 +109,7 @@ def main():
     if mode == "compiled-by-block":
         model.compile_by_block()
     compute = torch.compile(model) if mode == "compiled" else model
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     described = f"PyTorch {torch.__version__.split('+')[0]} {mode}{', autocast' if half else ''}"
     print(json.dumps({"name": described}), flush=True)

@@ -5,11 +5,12 @@
 //
 // Usage: bench_training [--case MODEL,CONTEXT,PRECISION]... [--rounds N] [--threads N] [--samples N]
 //                       [--micro-batches N] [--python PROGRAM] [--torch-mode eager|compiled|compiled-by-block]...
-//                       [--device cpu|cuda] [--graphs] [--json FILE]
-//   MODEL: a preset, llama-150m or llama-1.5b; PRECISION: fp32, bf16 or fp16. Without a case: GPT-2 124M and llama-150m
-//   at 1024 tokens and GPT-2 124M at 8192, each in fp32 and bf16. --samples: of 1024 tokens, how many make a
+//                       [--device cpu|cuda] [--graphs] [--set KEY=VALUE]... [--json FILE]
+//   MODEL: a preset, llama-150m or llama-1.5b; PRECISION: fp32, tf32, bf16 or fp16. Without a case: GPT-2 124M and
+//   llama-150m at 1024 tokens and GPT-2 124M at 8192, each in fp32 and bf16. --samples: of 1024 tokens, how many make a
 //   micro-batch (4); a longer context takes fewer. --micro-batches: of a step (1). --python: runs PyTorch too, eager
-//   and compiled or as --torch-mode says. --json: writes what is printed there.
+//   and compiled or as --torch-mode says. --set: of our own steps, as of `scaletrain run` (train.optimizer.type=muon).
+//   --json: writes what is printed there.
 // Exit status 3: the plan says that a case does not fit into the GPU's memory, and nothing was begun.
 #include <fmt/format.h>
 #include <unistd.h>
@@ -49,7 +50,7 @@ Case parse_case(const std::string& text) {
   std::vector<std::string> parts = split_text(text, ',');
   if (parts.size() == 3) parts.emplace_back("none");
   if (parts.size() == 4)
-    for (const Precision precision : {Precision::fp32, Precision::bf16, Precision::fp16})
+    for (const Precision precision : {Precision::fp32, Precision::tf32, Precision::bf16, Precision::fp16})
       for (const RecomputeKind recompute : {RecomputeKind::none, RecomputeKind::selective, RecomputeKind::full})
         if (to_text(precision) == parts[2] && to_text(recompute) == parts[3])
           return {parts[0], std::stoll(parts[1]), precision, recompute};
@@ -127,6 +128,7 @@ struct Options {
   std::vector<std::string> torch_modes = {"eager", "compiled"};
   std::string device = "cpu";
   bool graphs = false;
+  std::vector<std::string> overrides;
   std::string json;
 };
 
@@ -154,6 +156,7 @@ std::vector<Participant> participants_of(const Case& measured, const Options& op
   for (const std::string& device : devices) {
     std::vector<std::string> words = add_shape({"/proc/self/exe", "--steps"}, device);
     words.emplace_back(to_text(measured.recompute));
+    words.insert(words.end(), options.overrides.begin(), options.overrides.end());
     all.push_back({TurnProcess(words)});
   }
   if (!options.python.empty())
@@ -205,7 +208,8 @@ void check_room(const Case& measured, const Options& options, const DeviceFacts&
                                       .micro_batch = micro_batch_of(measured, options),
                                       .micro_batches = options.micro_batches,
                                       .device = DeviceKind::cuda,
-                                      .recompute = measured.recompute});
+                                      .recompute = measured.recompute,
+                                      .overrides = options.overrides});
   const RunPlan plan = make_run_plan(config, *config.model.vocab, std::nullopt);
   const MemoryPlan memory = plan.phases.front().memory(Rank(0), cuda_workspace_bytes);
   const std::size_t needed = memory.total() - memory.total_of_host();
@@ -220,6 +224,7 @@ Json measure(const Case& measured, const Options& options, const std::optional<D
   fmt::print("\n{}, {} x {} x {} tokens, {}, recompute {}, {} threads, {} rounds\n", measured.model,
              options.micro_batches, micro_batch, measured.context, to_text(measured.precision),
              to_text(measured.recompute), options.threads, options.rounds);
+  for (const std::string& text : options.overrides) fmt::print("  with {}\n", text);
   std::fflush(stdout);
   std::vector<Participant> all = participants_of(measured, options, micro_batch);
   std::vector<double> shares;
@@ -247,6 +252,7 @@ Json measure(const Case& measured, const Options& options, const std::optional<D
                  {"precision", std::string(to_text(measured.precision))},
                  {"recompute", std::string(to_text(measured.recompute))},
                  {"threads", options.threads}};
+  if (!options.overrides.empty()) result["overrides"] = options.overrides;
   std::optional<double> peak;
   if (gpu) {
     result["gpu"] = gpu->name;
@@ -344,7 +350,7 @@ int run(const Options& options) {
 int main(int argc, char** argv) {
   using namespace scaletrain;
   try {
-    if (argc == 10 && std::string(argv[1]) == "--steps") {
+    if (argc >= 10 && std::string(argv[1]) == "--steps") {
       const Case measured = parse_case(fmt::format("{},{},{},{}", argv[2], argv[3], argv[4], argv[9]));
       return run_steps({.model = measured.model,
                         .context = measured.context,
@@ -354,7 +360,8 @@ int main(int argc, char** argv) {
                         .threads = std::atoi(argv[6]),
                         .device = argv[7] == std::string("cpu") ? DeviceKind::cpu : DeviceKind::cuda,
                         .cuda_graphs = argv[7] == "cuda" + by_graphs,
-                        .recompute = measured.recompute});
+                        .recompute = measured.recompute,
+                        .overrides = std::vector<std::string>(argv + 10, argv + argc)});
     }
     Options options;
     CLI::App app("whole training steps, beside PyTorch's");
@@ -369,6 +376,7 @@ int main(int argc, char** argv) {
         ->check(CLI::IsMember({"eager", "compiled", "compiled-by-block"}));
     app.add_option("--device", options.device)->check(CLI::IsMember({"cpu", "cuda"}));
     app.add_flag("--graphs", options.graphs, "on GPUs: beside its own steps by CUDA graphs");
+    app.add_option("--set", options.overrides, "KEY=VALUE, of our own steps")->take_all();
     app.add_option("--json", options.json, "file to write");
     CLI11_PARSE(app, argc, argv);
     if (!options.python.empty() && options.torch_script.empty())

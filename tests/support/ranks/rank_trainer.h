@@ -27,6 +27,7 @@
 #include "optim/lr_schedule.h"
 #include "plan/communication/step_calls.h"
 #include "plan/run_plan.h"
+#include "store/staged_communicator.h"
 #include "support/philox_below.h"
 #include "support/ranks/fenced_backend.h"
 #include "support/ranks/late_backend.h"
@@ -309,9 +310,7 @@ class TensorAssembler {
     const std::lock_guard lock(mutex_);
     for (const ParamRange& range : store.held(kind)) {
       const Parameter& parameter = store.table().parameters()[static_cast<std::size_t>(range.parameter)];
-      const View held = FencedMemory::of_process().values(store.values(kind, range, state));
-      std::vector<double> values(static_cast<std::size_t>(range.count));
-      convert_floats(held.dtype(), held.data(), DType::f64, values.data(), values.size());
+      const std::vector<double> values = values_of(store.backend(), store.values(kind, range, state));
       std::size_t next = 0;
       for (const Box& box : boxes_of_range(store.layout().find(range.parameter)->box, range.first, range.count))
         place(parameter, box, values, next);
@@ -331,6 +330,24 @@ class TensorAssembler {
   const GlobalTensors& tensors() const { return tensors_; }
 
  private:
+  // Nobody writes them meanwhile.
+  static std::vector<double> values_of(Backend& backend, const View& view) {
+    std::vector<double> values(static_cast<std::size_t>(view.num_elements()));
+    View held = view;
+    Buffer pinned;
+    if (backend.device() && view.space() == Space::device && !values.empty()) {
+      pinned = backend.allocate_pinned(view.num_bytes());
+      held = pinned.view(0, view.dtype(), view.shape());
+      const auto stream = backend.make_stream();
+      backend.copy(*stream, view, held);
+      stream->synchronize();
+    } else {
+      held = FencedMemory::of_process().values(view);
+    }
+    convert_floats(held.dtype(), held.data(), DType::f64, values.data(), values.size());
+    return values;
+  }
+
   void place(const Parameter& parameter, const Box& box, const std::vector<double>& values, std::size_t& next) {
     const std::string& name = parameter.tied_to ? *parameter.tied_to : parameter.name;
     std::vector<double>& tensor = tensors_.at(name);
@@ -369,6 +386,8 @@ struct LayoutRun {
   bool queues_only = false;       // see RanksOptions
   std::optional<DType> frozen{};  // the type that frozen parameters are held in; nothing: the plan's
   std::int64_t gradients_of = 0;  // the step whose gradients are kept, from 0 on
+  // In place of a backend of the processors: one of a GPU, of this type, for each rank; they exchange through the host.
+  std::function<std::unique_ptr<Backend>(DType compute)> make_gpu{};
 };
 
 struct LayoutOutcome {
@@ -397,8 +416,10 @@ inline PhasePlan make_test_plan(const Config& config, TestBackend backend) {
 
 // Errors of ranks are thrown.
 inline LayoutOutcome run_layout(const LayoutRun& run) {
+  const DType compute = compute_type_of(run.backend);
   LayoutOutcome outcome;
   outcome.plan = make_test_plan(run.config, run.backend);
+  if (run.make_gpu) outcome.plan.compute_on(*run.make_gpu(compute));
   if (run.frozen) outcome.plan.table.hold_frozen_in(*run.frozen);
   const PhasePlan& plan = outcome.plan;
   TensorAssembler gradients(plan.table, StateKind::gradient);
@@ -409,10 +430,21 @@ inline LayoutOutcome run_layout(const LayoutRun& run) {
   if (run.traced) options.traces = &outcome.traces;
   options.queues_only = run.queues_only;
   if (run.traced) outcome.step_traces.resize(results.size());
+  std::vector<std::unique_ptr<Backend>> copying(results.size());  // for the communicators of a rank
+  if (run.make_gpu) {
+    options.mode = DirectOptions::Mode::caller;
+    options.decorate = [&](Rank rank, GroupKind kind, std::unique_ptr<Communicator> group) {
+      if (is_control(kind)) return group;
+      std::unique_ptr<Backend>& backend = copying[static_cast<std::size_t>(rank.value())];
+      if (!backend) backend = run.make_gpu(compute);
+      return make_staged_communicator(std::move(group), *backend);
+    };
+  }
   run_ranks(
       plan.mesh, plan.group_facts(),
       [&](Rank rank, RankGroups& groups, InProcessWorld&) {
-        RankTrainer trainer(run.config, plan, rank, groups, run.backend, run.masks);
+        RankTrainer trainer(run.config, plan, rank, groups,
+                            run.make_gpu ? run.make_gpu(compute) : make_test_backend(run.backend), run.masks);
         const auto index = static_cast<std::size_t>(rank.value());
         const std::size_t before = run.traced ? outcome.traces[index].records.size() : 0;
         for (std::int64_t step = 0; step < run.steps; ++step) {

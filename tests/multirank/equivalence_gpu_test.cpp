@@ -1,0 +1,97 @@
+// The rows of the equivalence suite on GPUs, ranks as threads, each with a stream of its own on the one GPU that there
+// is, exchanging through the host's memory: on this machine's all rows, on one that the host carries out a few, which
+// take it long.
+#include <doctest/doctest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "equivalence_checks.h"
+#include "equivalence_rows.h"
+#include "support/cuda/gpu_under_test.h"
+#include "support/models/optimizer_kinds.h"
+
+using namespace scaletrain;
+using namespace scaletrain::equivalence;
+
+namespace {
+
+LayoutRun on_gpu(LayoutRun run, bool by_graphs = false) {
+  run.make_gpu = [by_graphs](DType compute) { return make_gpu(CudaOptions{.compute = compute, .graphs = by_graphs}); };
+  return run;
+}
+
+// Every so many-th row, from `first` on; of a GPU that the host carries out, of those of few ranks and layers.
+std::vector<Row> rows_of(std::size_t stride, std::size_t first, std::size_t stride_of_host) {
+  std::vector<Row> rows = make_rows();
+  const bool is_host = graph_launches().has_value();
+  if (is_host) {
+    std::erase_if(rows, [](const Row& row) {
+      return row.data * row.tensor * row.pipeline > 2 || run_of(row).config.model.layers > 4;
+    });
+    stride = stride_of_host;
+  }
+  std::vector<Row> chosen;
+  for (std::size_t i = first; i < rows.size(); i += stride) chosen.push_back(rows[i]);
+  REQUIRE(!chosen.empty());
+  return chosen;
+}
+
+void check_rows_in(DType half, std::size_t first) {
+  std::map<std::string, Baseline> known;
+  WorstOfAll worst;
+  for (const Row& row : rows_of(6, first, 12)) {
+    const auto [entry, is_new] = known.try_emplace(baseline_key(row));
+    if (is_new) entry->second = run_baseline(on_gpu(in_half(baseline_of(row), half)));
+    check_run(equivalence::text(row), on_gpu(in_half(run_of(row), half)), half_tolerance, entry->second, worst);
+  }
+  worst.tell();
+}
+
+}  // namespace
+
+TEST_CASE("layouts_on_a_gpu_have_the_numbers_of_one_rank_and_issue_the_planned_calls_in_order") {
+  if (is_gpu_missing()) return;
+  std::map<std::string, Baseline> known;
+  WorstOfAll worst;
+  bool by_graphs = false;
+  for (const Row& row : rows_of(1, 0, 6)) {
+    const auto [entry, is_new] = known.try_emplace(baseline_key(row));
+    if (is_new) entry->second = run_baseline(on_gpu(baseline_of(row)));
+    check_row_run(equivalence::text(row), on_gpu(run_of(row), by_graphs), entry->second, worst);
+    by_graphs = !by_graphs;
+  }
+  worst.tell();
+}
+
+TEST_CASE("layouts_on_a_gpu_in_bf16_have_the_numbers_of_one_rank_within_what_its_rounding_allows") {
+  if (!is_gpu_missing()) check_rows_in(DType::bf16, 1);
+}
+
+TEST_CASE("layouts_on_a_gpu_in_fp16_have_the_numbers_of_one_rank_within_what_its_rounding_allows") {
+  if (!is_gpu_missing()) check_rows_in(DType::f16, 4);
+}
+
+// Rows train by AdamW; gradients are compared above.
+TEST_CASE("every_optimizer_on_layouts_of_a_gpu_has_the_losses_of_one_rank") {
+  if (is_gpu_missing()) return;
+  const std::vector<Row> rows = rows_of(9, 2, 8);
+  std::size_t next = 0;
+  for (const NamedOptimizer& named : optimizers_beside_adamw()) {
+    const Row& row = rows[next++ % rows.size()];
+    CAPTURE(named.name);
+    CAPTURE(equivalence::text(row));
+    const auto training = [&](LayoutRun run) {
+      run.config.precision.reduce = Precision::fp32;
+      run.config.train.optimizer = named.config;
+      run.steps = 5;
+      return run_layout(on_gpu(std::move(run)));
+    };
+    const LayoutOutcome one = training(baseline_of(row));
+    const LayoutOutcome many = training(run_of(row));
+    CHECK(many.problem == "");
+    CHECK(largest_relative(many.losses, one.losses) <= single_tolerance.steps);
+    CHECK(largest_relative(many.grad_norms, one.grad_norms) <= single_tolerance.steps);
+  }
+}
