@@ -3,6 +3,7 @@
 // take it long.
 #include <doctest/doctest.h>
 
+#include <cstdlib>
 #include <map>
 #include <string>
 #include <vector>
@@ -22,26 +23,28 @@ LayoutRun on_gpu(LayoutRun run, bool by_graphs = false) {
   return run;
 }
 
-// Every so many-th row, from `first` on; of a GPU that the host carries out, of those of few ranks and layers.
-std::vector<Row> rows_of(std::size_t stride, std::size_t first, std::size_t stride_of_host) {
+// Every so many-th row, from the middle of the first so many on; all by night. Of a GPU that the host carries out only
+// `of_host` rows, of few ranks and layers.
+std::vector<Row> rows_of(std::size_t stride, std::size_t of_host) {
   std::vector<Row> rows = make_rows();
-  const bool is_host = graph_launches().has_value();
-  if (is_host) {
+  if (graph_launches()) {
     std::erase_if(rows, [](const Row& row) {
-      return row.data * row.tensor * row.pipeline > 2 || run_of(row).config.model.layers > 4;
+      return row.data * row.tensor * row.pipeline != 2 || run_of(row).config.model.layers > 4;
     });
-    stride = stride_of_host;
+    REQUIRE(rows.size() >= of_host);
+    stride = rows.size() / of_host;
+  } else if (std::getenv("SCALETRAIN_SOAK_STEPS") != nullptr) {
+    stride = 1;
   }
   std::vector<Row> chosen;
-  for (std::size_t i = first; i < rows.size(); i += stride) chosen.push_back(rows[i]);
-  REQUIRE(!chosen.empty());
+  for (std::size_t i = stride / 2; i < rows.size(); i += stride) chosen.push_back(rows[i]);
   return chosen;
 }
 
-void check_rows_in(DType half, std::size_t first) {
+void check_rows_in(DType half, std::size_t stride) {
   std::map<std::string, Baseline> known;
   WorstOfAll worst;
-  for (const Row& row : rows_of(6, first, 12)) {
+  for (const Row& row : rows_of(stride, 1)) {
     const auto [entry, is_new] = known.try_emplace(baseline_key(row));
     if (is_new) entry->second = run_baseline(on_gpu(in_half(baseline_of(row), half)));
     check_run(equivalence::text(row), on_gpu(in_half(run_of(row), half)), half_tolerance, entry->second, worst);
@@ -56,7 +59,7 @@ TEST_CASE("layouts_on_a_gpu_have_the_numbers_of_one_rank_and_issue_the_planned_c
   std::map<std::string, Baseline> known;
   WorstOfAll worst;
   bool by_graphs = false;
-  for (const Row& row : rows_of(1, 0, 6)) {
+  for (const Row& row : rows_of(2, 2)) {
     const auto [entry, is_new] = known.try_emplace(baseline_key(row));
     if (is_new) entry->second = run_baseline(on_gpu(baseline_of(row)));
     check_row_run(equivalence::text(row), on_gpu(run_of(row), by_graphs), entry->second, worst);
@@ -66,26 +69,31 @@ TEST_CASE("layouts_on_a_gpu_have_the_numbers_of_one_rank_and_issue_the_planned_c
 }
 
 TEST_CASE("layouts_on_a_gpu_in_bf16_have_the_numbers_of_one_rank_within_what_its_rounding_allows") {
-  if (!is_gpu_missing()) check_rows_in(DType::bf16, 1);
+  if (!is_gpu_missing()) check_rows_in(DType::bf16, 13);
 }
 
 TEST_CASE("layouts_on_a_gpu_in_fp16_have_the_numbers_of_one_rank_within_what_its_rounding_allows") {
-  if (!is_gpu_missing()) check_rows_in(DType::f16, 4);
+  if (!is_gpu_missing()) check_rows_in(DType::f16, 11);
 }
 
 // Rows train by AdamW; gradients are compared above.
 TEST_CASE("every_optimizer_on_layouts_of_a_gpu_has_the_losses_of_one_rank") {
   if (is_gpu_missing()) return;
-  const std::vector<Row> rows = rows_of(9, 2, 8);
+  const std::vector<Row> rows = rows_of(9, 3);
   std::size_t next = 0;
+  const bool is_host = graph_launches().has_value();
   for (const NamedOptimizer& named : optimizers_beside_adamw()) {
+    const OptimizerKind kind = named.config.type;
+    // The host takes long: those that ask for norms, whole matrices, or sums of rows and columns.
+    if (is_host && kind != OptimizerKind::lamb && kind != OptimizerKind::muon && kind != OptimizerKind::adafactor)
+      continue;
     const Row& row = rows[next++ % rows.size()];
     CAPTURE(named.name);
     CAPTURE(equivalence::text(row));
     const auto training = [&](LayoutRun run) {
       run.config.precision.reduce = Precision::fp32;
       run.config.train.optimizer = named.config;
-      run.steps = 5;
+      run.steps = is_host ? 2 : 5;
       return run_layout(on_gpu(std::move(run)));
     };
     const LayoutOutcome one = training(baseline_of(row));

@@ -35,7 +35,7 @@ void write_tools() {
   write_script("tools/dpkg-query", "echo install ok installed\n");
   write_script("tools/cmake", std::string(R"(case "$*" in *--build*) ;; *) exit 0 ;; esac
 mkdir -p build/release/bin
-for name in test_backend test_golden_gpu test_gpu test_train_gpu bench_training scaletrain libscaletrain-cuda.so; do
+for name in test_backend test_equivalence_gpu test_golden_gpu test_gpu test_train_gpu bench_training scaletrain libscaletrain-cuda.so; do
   cp )") + FAKE_MODULE + " build/release/bin/$name\ndone\n");
   write_script("tools/nvidia-smi", "echo 'NVIDIA \"H100\" 80GB HBM3, 580.1'\n");
   write_script("tools/python3", R"([[ "$*" == *torch* ]] || exit 0
@@ -164,8 +164,8 @@ const Bundle& bundle() {
 TEST_CASE("a_gpu_bundle_has_what_gpu_check_runs_and_is_refused_above_its_size") {
   CHECK_MESSAGE(bundle().packed.exit_code == 0, bundle().packed.output);
   for (const char* name : {"gpu-check.sh", "torch_training.py", "golden/gpt2/autocast.json", "bin/test_backend",
-                           "bin/test_golden_gpu", "bin/test_gpu", "bin/test_train_gpu", "bin/bench_training",
-                           "bin/scaletrain", "bin/libscaletrain-cuda.so", "lib/libstdc++.so.6"})
+                           "bin/test_equivalence_gpu", "bin/test_golden_gpu", "bin/test_gpu", "bin/test_train_gpu",
+                           "bin/bench_training", "bin/scaletrain", "bin/libscaletrain-cuda.so", "lib/libstdc++.so.6"})
     CHECK_MESSAGE(bundle().names.count(name) == 1, name);
   int models = 0;
   for (const auto& entry : fs::directory_iterator(workspace() / "checkout/tests/golden")) {

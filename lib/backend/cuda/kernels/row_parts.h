@@ -22,10 +22,11 @@ struct RowParts {
 };
 
 // For `sums` sums of each column: [parts, sums, columns] of f32 in the workspace. There is at least one row.
-inline RowParts row_parts(std::int64_t rows, std::int64_t columns, std::int64_t sums) {
+inline RowParts row_parts(std::int64_t rows, std::int64_t columns, std::int64_t sums,
+                          std::int64_t most_parts = max_row_parts) {
   const auto capacity = static_cast<std::int64_t>(workspace_bytes / sizeof(float)) / (sums * columns);
   SCALETRAIN_CHECK_LE(std::int64_t{1}, capacity);
-  const std::int64_t most = std::clamp<std::int64_t>(rows / least_rows_of_part, 1, std::min(max_row_parts, capacity));
+  const std::int64_t most = std::clamp<std::int64_t>(rows / least_rows_of_part, 1, std::min(most_parts, capacity));
   const std::int64_t of_each = (rows + most - 1) / most;
   return {(rows + of_each - 1) / of_each, of_each};
 }
