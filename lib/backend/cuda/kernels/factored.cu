@@ -18,14 +18,14 @@ struct MatrixPart {
   }
 };
 
-// A block has a row.
+// A block has a row, and as many threads as a row of so many columns has work for.
 __global__ void sum_squares_of_rows(const float* values, const MatrixPart part, double* sums) {
   const auto row = static_cast<std::int64_t>(blockIdx.x);
   const std::int64_t from = row * part.columns - part.first_column;
   const std::int64_t begin = from > 0 ? from : 0;
   const std::int64_t end = from + part.columns < part.elements ? from + part.columns : part.elements;
   double sum = 0;
-  for (std::int64_t i = begin + threadIdx.x; i < end; i += threads_of_block)
+  for (std::int64_t i = begin + threadIdx.x; i < end; i += blockDim.x)
     sum += static_cast<double>(values[i]) * values[i];
   sum = block_sum(sum, shared_memory<double>());
   if (threadIdx.x == 0) sums[row] = sum;
@@ -92,9 +92,10 @@ void compute(const Issue& issue, const MatrixSquares& op) {
   const MatrixPart part = part_of(op.values, op.first_column, op.columns);
   const auto* const values = address<float>(op.values);
   if (part.rows() > 0) {
-    constexpr std::size_t shared_bytes = threads_of_block / warp_lanes * sizeof(double);
-    launch(issue.stream, {blocks_for(part.rows(), 1), threads_of_block, shared_bytes}, sum_squares_of_rows, values,
-           part, address<double>(op.rows));
+    const auto warps = static_cast<unsigned>(
+        std::min(ceil_div<std::int64_t>(part.columns, warp_lanes), std::int64_t{threads_of_block / warp_lanes}));
+    launch(issue.stream, {blocks_for(part.rows(), 1), warps * warp_lanes, warps * sizeof(double)}, sum_squares_of_rows,
+           values, part, address<double>(op.rows));
   }
   const auto most = static_cast<std::int64_t>(workspace_bytes / sizeof(double)) / part.columns;
   SCALETRAIN_CHECK(most > 0);
