@@ -203,6 +203,39 @@ TEST_CASE("an_adapter_is_exported_as_peft_has_it") {
                 2, {"--adapter: ", "was not trained with finetune.lora"});
 }
 
+TEST_CASE("an_adapter_is_exported_without_a_tokenizer_that_cannot_be_read_and_says_so") {
+  workspace().write("letters/a.txt", "the text of a tokenizer\n");
+  const std::string tokenizer = (workspace() / "letters-tokenizer").string();
+  REQUIRE(workspace()
+              .run({"data", "train-tokenizer", "letters/a.txt", "--vocab", "257", "--output", tokenizer})
+              .exit_code == 0);
+  const Ended begun =
+      workspace().run(lora_run("lora-letters", {"train.steps=1", "train.lr_schedule.warmup=0",
+                                                "data.tokenizer={type: bpe, path: " + tokenizer + "}"}));
+  REQUIRE_MESSAGE(begun.exit_code == 0, begun.errors);
+  std::size_t damaged = 0;
+  for (const fs::path& folder : {fs::path(tokenizer), workspace() / "lora-letters"})
+    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder))
+      if (entry.path().filename() == "tokenizer.json") {
+        // As long as it was: a checkpoint with a file of another length is refused as a whole.
+        write_file(entry.path(), std::string(fs::file_size(entry.path()), ' '));
+        ++damaged;
+      }
+  REQUIRE(damaged >= 2);
+  const fs::path folder = workspace() / "adapter-letters";
+  const auto exported = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"checkpoint", "export", (workspace() / "lora-letters").string(), "--to", "huggingface"});
+    return workspace().run(more);
+  };
+  const Ended end = exported({"--adapter", "--output", folder.string()});
+  CHECK_MESSAGE(end.exit_code == 0, end.errors);
+  CHECK_MESSAGE(end.says("notice: no tokenizer lies beside the adapter: "), end.errors);
+  CHECK(fs::exists(folder / "adapter_model.safetensors"));
+  CHECK_FALSE(fs::exists(folder / "tokenizer.json"));
+  // A whole model is nothing without it.
+  check_refused(exported({"--output", (workspace() / "merged-letters").string()}), 3, {"tokenizer.json"});
+}
+
 TEST_CASE("adapters_of_pefts_are_what_a_run_begins_as_and_others_than_the_configs_are_refused_with_what_to_write") {
   const std::string adapter = (workspace() / "begins").string();
   REQUIRE(
