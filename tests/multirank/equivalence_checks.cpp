@@ -170,6 +170,31 @@ void check_row_run(const std::string& name, LayoutRun run, const Baseline& one, 
   check_rounded_once_and_as_a_sum(found.gradients, run_layout(first_gradients(run)).gradients);
 }
 
+LayoutRun in_phases(LayoutRun run) {
+  run.config.precision.reduce = Precision::fp32;
+  run.config.train.phases = {PhaseConfig{.steps = 2}, PhaseConfig{.steps = 2, .context = 4},
+                             PhaseConfig{.steps = 2, .context = 4, .global_batch = 2}, PhaseConfig{.steps = 44}};
+  run.steps = 10;
+  return run;
+}
+
+LayoutRun measuring_noise(LayoutRun run) {
+  run.config.precision.reduce = Precision::fp32;
+  run.config.log.gradient_noise = GradientNoiseConfig{.every = 3};
+  run.steps = 7;
+  return run;
+}
+
+LayoutOutcome check_steps(const LayoutRun& run, const LayoutRun& base) {
+  const LayoutOutcome one = run_layout(base);
+  LayoutOutcome many = run_layout(run);
+  CHECK(many.problem == "");
+  CHECK(many.target_tokens == one.target_tokens);
+  CHECK(largest_relative(many.losses, one.losses) <= single_tolerance.steps);
+  CHECK(largest_relative(many.grad_norms, one.grad_norms) <= single_tolerance.steps);
+  return many;
+}
+
 void WorstOfAll::tell() const {
   MESSAGE("largest difference of a gradient: " << gradient.error << " (" << gradient.where << ")");
   MESSAGE("largest difference of a loss: " << loss.error << " (" << loss.where << ")");

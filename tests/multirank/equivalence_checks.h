@@ -17,6 +17,11 @@ LayoutRun first_gradients(LayoutRun run);
 // Ten, or what SCALETRAIN_SOAK_STEPS says: what drifts is seen in ten, how far it drifts in more.
 LayoutRun several_steps(LayoutRun run);
 
+// Full steps, shorter samples in memory that was planned for longer ones, fewer of them, and full steps again.
+LayoutRun in_phases(LayoutRun run);
+// Every third step in halves.
+LayoutRun measuring_noise(LayoutRun run);
+
 // One rank's.
 struct Baseline {
   LayoutRun run;  // that of the gradients
@@ -59,5 +64,8 @@ void check_run(const std::string& name, const LayoutRun& run, const Tolerance& t
                WorstOfAll& worst);
 // The same in single precision; if the run's gradients travel in bf16, first in fp32.
 void check_row_run(const std::string& name, LayoutRun run, const Baseline& one, WorstOfAll& worst);
+
+// Losses and norms of some steps against one rank's, in single precision.
+LayoutOutcome check_steps(const LayoutRun& run, const LayoutRun& base);
 
 }  // namespace scaletrain::equivalence

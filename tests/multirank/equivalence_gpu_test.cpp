@@ -94,12 +94,17 @@ TEST_CASE("every_optimizer_on_layouts_of_a_gpu_has_the_losses_of_one_rank") {
       run.config.precision.reduce = Precision::fp32;
       run.config.train.optimizer = named.config;
       run.steps = is_host ? 2 : 5;
-      return run_layout(on_gpu(std::move(run)));
+      return on_gpu(std::move(run));
     };
-    const LayoutOutcome one = training(baseline_of(row));
-    const LayoutOutcome many = training(run_of(row));
-    CHECK(many.problem == "");
-    CHECK(largest_relative(many.losses, one.losses) <= single_tolerance.steps);
-    CHECK(largest_relative(many.grad_norms, one.grad_norms) <= single_tolerance.steps);
+    check_steps(training(run_of(row)), training(baseline_of(row)));
+  }
+}
+
+TEST_CASE("phases_and_steps_that_measure_noise_on_layouts_of_a_gpu_have_the_losses_of_one_rank") {
+  if (is_gpu_missing()) return;
+  for (const Row& row : rows_of(17, 1)) {
+    CAPTURE(equivalence::text(row));
+    check_steps(on_gpu(in_phases(run_of(row))), on_gpu(in_phases(baseline_of(row))));
+    check_steps(on_gpu(measuring_noise(run_of(row))), on_gpu(measuring_noise(baseline_of(row))));
   }
 }

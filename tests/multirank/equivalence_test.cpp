@@ -201,50 +201,25 @@ TEST_CASE("a_batch_that_does_not_divide_among_replicas_changes_nothing") {
   }
 }
 
-// Full steps, shorter samples in memory that was planned for longer ones, fewer of them, and full steps again. No
-// switch of the rows: their calls are those of a plan whose steps are all alike.
+// No switch of the rows: their calls are those of a plan whose steps are all alike.
 TEST_CASE("phases_of_shorter_and_fewer_samples_have_the_numbers_of_one_rank") {
-  const auto in_phases = [](LayoutRun run) {
-    run.config.precision.reduce = Precision::fp32;
-    run.config.train.phases = {PhaseConfig{.steps = 2}, PhaseConfig{.steps = 2, .context = 4},
-                               PhaseConfig{.steps = 2, .context = 4, .global_batch = 2}, PhaseConfig{.steps = 44}};
-    run.steps = 10;
-    return run_layout(run);
-  };
   constexpr std::size_t stride = 12;
   const std::vector<Row> rows = make_rows();
   for (std::size_t i = 5; i < rows.size(); i += stride) {
     CAPTURE(equivalence::text(rows[i]));
-    const LayoutOutcome one = in_phases(baseline_of(rows[i]));
-    const LayoutOutcome many = in_phases(run_of(rows[i]));
-    CHECK(many.problem == "");
-    CHECK(many.target_tokens == one.target_tokens);
+    const LayoutOutcome many = check_steps(in_phases(run_of(rows[i])), in_phases(baseline_of(rows[i])));
     CHECK(many.target_tokens[2] <= 4 * many.plan.global_batch);
     CHECK(many.target_tokens[4] <= 4 * 2);
-    CHECK(largest_relative(many.losses, one.losses) <= single_tolerance.steps);
-    CHECK(largest_relative(many.grad_norms, one.grad_norms) <= single_tolerance.steps);
   }
 }
 
-// Every third step in halves. No switch of the rows either: it is the steps that differ, and gradient_noise_test.cpp
-// has their calls.
+// No switch of the rows either: it is the steps that differ, and gradient_noise_test.cpp has their calls.
 TEST_CASE("steps_that_measure_noise_have_the_numbers_of_one_rank") {
-  const auto measured = [](LayoutRun run) {
-    run.config.precision.reduce = Precision::fp32;
-    run.config.log.gradient_noise = GradientNoiseConfig{.every = 3};
-    run.steps = 7;
-    return run_layout(run);
-  };
   constexpr std::size_t stride = 12;
   const std::vector<Row> rows = make_rows();
   for (std::size_t i = 2; i < rows.size(); i += stride) {
     CAPTURE(equivalence::text(rows[i]));
-    const LayoutOutcome one = measured(baseline_of(rows[i]));
-    const LayoutOutcome many = measured(run_of(rows[i]));
-    CHECK(many.problem == "");
-    CHECK(many.target_tokens == one.target_tokens);
-    CHECK(largest_relative(many.losses, one.losses) <= single_tolerance.steps);
-    CHECK(largest_relative(many.grad_norms, one.grad_norms) <= single_tolerance.steps);
+    check_steps(measuring_noise(run_of(rows[i])), measuring_noise(baseline_of(rows[i])));
   }
 }
 
