@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 
 namespace scaletrain {
@@ -25,11 +26,40 @@ struct MomentCodes {
   std::array<float, 256> values;  // ascending
   int smallest = 0;               // the code of the smallest number that one that is not zero becomes
 };
-const MomentCodes& first_moment_codes();   // [-1, 1]
-const MomentCodes& second_moment_codes();  // [0, 1]
+
+// fraction_bits: behind no leading zeros; one fewer behind each further one.
+constexpr MomentCodes make_moment_codes(int fraction_bits, bool is_signed, int smallest) {
+  constexpr double powers[] = {1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0};
+  constexpr int exponents = 7;
+  MomentCodes codes{};
+  const std::size_t zero = is_signed ? 127 : 0;
+  std::size_t number = 0;
+  for (int exponent = 0; exponent < exponents; ++exponent) {
+    const int count = 1 << (fraction_bits - (exponents - 1 - exponent));
+    for (int i = 0; i < count; ++i) {
+      const double fraction = 0.1 + 0.9 * (i + 0.5) / count;
+      ++number;
+      codes.values[zero + number] = static_cast<float>(fraction * powers[exponent]);
+      if (is_signed) codes.values[zero - number] = -codes.values[zero + number];
+    }
+  }
+  codes.values[zero + number + 1] = 1.0F;
+  codes.smallest = smallest;
+  return codes;
+}
+
+// Kernels of GPUs have tables that are made of these when they are compiled.
+inline constexpr MomentCodes codes_of_first_moments = make_moment_codes(6, true, 0);    // [-1, 1]
+inline constexpr MomentCodes codes_of_second_moments = make_moment_codes(7, false, 1);  // [0, 1]
+constexpr const MomentCodes& first_moment_codes() {
+  return codes_of_first_moments;
+}
+constexpr const MomentCodes& second_moment_codes() {
+  return codes_of_second_moments;
+}
 
 // The number between two neighbours from which on the upper one is nearer: one formula for all devices.
-inline float between_codes(const MomentCodes& codes, int lower) {
+constexpr float between_codes(const MomentCodes& codes, int lower) {
   return 0.5F * (codes.values[static_cast<std::size_t>(lower)] + codes.values[static_cast<std::size_t>(lower) + 1]);
 }
 

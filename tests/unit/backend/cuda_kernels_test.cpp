@@ -2,6 +2,7 @@
 // notice what a GPU would not forgive.
 #include <doctest/doctest.h>
 
+#include <cstdint>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "support/cuda/module_of_machine.h"
 #include "support/cuda/reachable_backend.h"
 #include "support/forwarding_backend.h"
+#include "support/numbers.h"
 #include "support/sanitizers.h"
 #include "support/text.h"
 
@@ -181,6 +183,62 @@ TEST_CASE("a_backward_of_attention_is_lent_what_cudnn_was_seen_to_ask_for_or_wha
   for (const int sm : {80, 89, 100, 120}) CHECK(cuda_attention_workspace_of(sm).most == 0);
   for (const int sm : {0, 90}) CHECK(cuda_attention_workspace_of(sm).most == of_gpu.most);
   CHECK(AttentionWorkspace{.most = 0}.lent(shape_of({32, 1024, 12, 12, 64, 0})) == 0);
+}
+
+// A thread block goes through several parts of a buffer as long as this, in which the spans begin and end in the midst
+// of parts; launches of single spans are shorter, and have a part each.
+TEST_CASE("moments_in_8_bits_of_a_long_buffer_have_the_bits_of_its_spans_alone") {
+  if (is_sanitized) return;  // long there, and the parity suite reaches the same memory
+  constexpr std::int64_t block = 256;
+  constexpr std::int64_t num_blocks = (std::int64_t{9} << 11) + 3;
+  constexpr std::int64_t count = num_blocks * block;
+  const auto number = [](std::int64_t i) { return static_cast<float>((i * 40503) % 65536 - 32768) / 32768.0F; };
+  struct Operands {
+    std::vector<float> param, gradient, first_scales, second_scales;
+    std::vector<std::uint8_t> first_codes, second_codes;
+  };
+  Operands whole;
+  whole.first_codes.resize(count);
+  whole.second_codes.resize(count);
+  for (std::int64_t i = 0; i < count; ++i) {
+    whole.param.push_back(number(i + 1));
+    whole.gradient.push_back(number(i + 77));
+    whole.first_codes[static_cast<std::size_t>(i)] = static_cast<std::uint8_t>(i * 7);
+    whole.second_codes[static_cast<std::size_t>(i)] = static_cast<std::uint8_t>(i * 13);
+  }
+  whole.first_scales.assign(num_blocks, 0.5F);
+  whole.second_scales.assign(num_blocks, 0.125F);
+  Operands alone = whole;
+
+  const StepScalars step{.learning_rate = 0.01, .bias_correction1 = 0.1, .bias_correction2 = 0.05};
+  const auto backend = make_kernels_on_host({.compute = DType::f32});
+  const auto stream = backend->make_stream();
+  const auto run = [&](Operands& on, const std::vector<UpdateSpan>& spans) {
+    backend->run(*stream, BlockAdamWStep{.param = View(on.param.data(), DType::f32, {count}),
+                                         .first_codes = View(on.first_codes.data(), DType::u8, {count}),
+                                         .second_codes = View(on.second_codes.data(), DType::u8, {count}),
+                                         .first_scales = View(on.first_scales.data(), DType::f32, {num_blocks}),
+                                         .second_scales = View(on.second_scales.data(), DType::f32, {num_blocks}),
+                                         .gradient = ConstView(on.gradient.data(), DType::f32, {count}),
+                                         .spans = spans,
+                                         .block = block,
+                                         .step = record_of(step)});
+    stream->synchronize();
+  };
+  const std::vector<UpdateSpan> spans{{3 * block, 61 * block, 0.1},
+                                      {64 * block, 13 * block, 0.0, 3.0},
+                                      {num_blocks / 2 * block, block, 0.2},
+                                      {(num_blocks - 21) * block, 21 * block, 0.3, 0.5}};
+  const std::vector<float> before = whole.param;
+  run(whole, spans);
+  for (const UpdateSpan& span : spans) run(alone, {span});
+  for (const UpdateSpan& span : spans)
+    CHECK(whole.param[static_cast<std::size_t>(span.first)] != before[static_cast<std::size_t>(span.first)]);
+  CHECK(whole.param == alone.param);
+  CHECK(whole.first_codes == alone.first_codes);
+  CHECK(whole.second_codes == alone.second_codes);
+  CHECK(whole.first_scales == alone.first_scales);
+  CHECK(whole.second_scales == alone.second_scales);
 }
 
 // What compares a GPU's numbers works where there is none: by few cases, since the kernels themselves are tested above.
