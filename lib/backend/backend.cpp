@@ -124,6 +124,21 @@ void check_operation(const Backend& backend, const LinearBackwardWeight& op) {
   check.disjoint("d_bias", op.d_bias, {op.input, op.d_output});
 }
 
+void check_operation(const Backend& backend, const MatrixProduct& op) {
+  const Checker check("MatrixProduct", backend);
+  check.matrix("a", op.a, check.compute());
+  check.matrix("b", op.b, check.compute());
+  check.require("b", op.b.shape()[op.b_is_transposed ? 1 : 0] == op.depth(), "as many rows as a has columns");
+  check.require("a", op.depth() > 0, "at least one column");
+  const Shape shape{op.a.shape()[op.a_is_transposed ? 1 : 0], op.b.shape()[op.b_is_transposed ? 0 : 1]};
+  check.operand("output", op.output, check.compute(), shape);
+  check.optional("addend", op.addend, check.compute(), shape);
+  check.require("factor", std::isfinite(op.factor), "a finite number");
+  check.require("addend_factor", std::isfinite(op.addend_factor), "a finite number");
+  check.disjoint("output", op.output, {op.a, op.b});
+  check.disjoint_or_same("output", op.output, op.addend);
+}
+
 // heads: of all layouts of the operation.
 void check_rows(const Checker& check, std::string_view name, const ConstView& values, const RowLayout& layout,
                 std::int64_t heads) {

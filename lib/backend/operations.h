@@ -14,7 +14,8 @@
 // parameters (d_weight, d_bias, d_table ...), statistics (mean, rstd, log_sum_exp, statistics of softmax), what the
 // optimizers update and read. Ids and positions are i32. What else there is says so. Whatever the types, products are
 // summed and functions computed in f32 or better; a result is rounded once, where it is stored. On a GPU, a linear map
-// in halves may also round its sums of products before bias and addend, or its last classes' part, are added to them.
+// or product in halves may also round its sums of products before bias and addend, or its last classes' part, are added
+// to them.
 //
 // Two descriptors are equal if they name the same memory and the same numbers, whatever that memory holds. Those that
 // name memory of the caller (spans) are not compared.
@@ -82,6 +83,19 @@ struct LinearBackwardWeight {
   View d_weight;
   View d_bias;
   bool operator==(const LinearBackwardWeight&) const = default;
+};
+
+// output[M,N] = factor · op(a) · op(b) (+ addend_factor · addend[M,N]), op: as it is or transposed, all of the compute
+// type and contiguous. The addend may be the output itself, or a or b; it is rounded with the product, once.
+struct MatrixProduct {
+  ConstView a;       // [M,K]; transposed: [K,M]
+  ConstView b;       // [K,N]; transposed: [N,K]
+  ConstView addend;  // optional
+  View output;
+  bool a_is_transposed = false, b_is_transposed = false;
+  double factor = 1.0, addend_factor = 1.0;
+  std::int64_t depth() const { return a.shape()[a_is_transposed ? 0 : 1]; }  // K
+  bool operator==(const MatrixProduct&) const = default;
 };
 
 // How rows of C elements lie: one after the other, or as the heads of a wider matrix's rows: `heads` of them one after
@@ -457,6 +471,6 @@ using Operation =
                  AttentionBackward, EmbeddingForward, EmbeddingBackward, CrossEntropy, SoftmaxStatistics,
                  CrossEntropyParts, Add, Dropout, Scale, SoftCap, SoftCapBackward, Copy, Fill, SumsOfSquares, AdamWStep,
                  SgdStep, LionStep, AdemamixStep, AdamDirection, MomentumDirection, ScaleSpans, MatrixSquares,
-                 FactoredDirection, RmsDirection, AverageStep, Swap, BlockAdamWStep>;
+                 FactoredDirection, RmsDirection, AverageStep, Swap, BlockAdamWStep, MatrixProduct>;
 
 }  // namespace scaletrain

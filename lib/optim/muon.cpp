@@ -65,7 +65,7 @@ class Muon final : public RangeOptimizer {
   void prepare(Backend& backend, const ParamStore& store) override {
     RangeOptimizer::prepare(backend, store);
     if (norms_) return;
-    norms_.emplace(backend, store, is_orthogonalised);
+    norms_.emplace(backend, store, is_orthogonalised, MeasuredNorms::gradients);
     matrices_.emplace(backend, store);
   }
 

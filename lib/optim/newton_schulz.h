@@ -2,7 +2,8 @@
 // U·S'·Vᵀ, with what is left of S between 0.7 and 1.2. By five Newton-Schulz iterations of the quintic that Muon chose
 // (Jordan et al. 2024, "Muon: an optimizer for hidden layers"):
 //   X ← a·X + (b·A + c·A²)·X, A = X·Xᵀ, of a wide matrix; of a tall one the same of its transpose.
-// In the backend's compute type. The same bits for the same matrix, whoever computes them by the same kernels.
+// An iteration is three operations: A, P = c·A·A + b·A, and P·X + a·X (of a tall one X·P + a·X, with A = Xᵀ·X). In the
+// backend's compute type. The same bits for the same matrix, whoever computes them by the same kernels.
 #pragma once
 
 #include <cstddef>
@@ -20,9 +21,8 @@ inline constexpr QuinticCoefficients newton_schulz_coefficients;
 
 // Memory for matrices of up to these sizes.
 struct NewtonSchulzExtent {
-  std::int64_t elements = 0;          // of a matrix
-  std::int64_t products = 0;          // elements of X·Xᵀ
-  std::int64_t products_of_tall = 0;  // of tall matrices
+  std::int64_t elements = 0;  // of a matrix
+  std::int64_t products = 0;  // elements of X·Xᵀ
   void include(std::int64_t rows, std::int64_t columns);
 };
 
@@ -45,7 +45,6 @@ class NewtonSchulz {
  private:
   View matrix(std::size_t which, std::int64_t rows, std::int64_t columns) const;
   View product(std::size_t which, std::int64_t size) const;
-  void multiply_by_transpose(Stream& stream, const View& x, const View& out) const;
 
   Backend& backend_;
   NewtonSchulzExtent extent_;

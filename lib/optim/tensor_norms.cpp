@@ -26,13 +26,14 @@ std::vector<ParamRange> measured_ranges(const ParamStore& store, const Parameter
 
 }  // namespace
 
-TensorNorms::TensorNorms(Backend& backend, const ParamStore& store, const ParameterChoice& is_measured)
+TensorNorms::TensorNorms(Backend& backend, const ParamStore& store, const ParameterChoice& is_measured,
+                         MeasuredNorms norms)
     : backend_(backend),
       store_(store),
       sums_(backend, 2 * measured_ranges(store, is_measured).size() * sizeof(double)),
       totals_(static_cast<std::size_t>(num_summed(store.table()))) {
   const std::vector<ParamRange> ranges = measured_ranges(store, is_measured);
-  count(StateKind::master, ranges);
+  if (norms == MeasuredNorms::weights_and_gradients) count(StateKind::master, ranges);
   count(StateKind::gradient, ranges);
 }
 

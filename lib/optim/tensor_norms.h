@@ -1,8 +1,8 @@
-// Norms of whole tensors, which LAMB, LARS and Adafactor measure their steps by: of the master weights, and of what is
-// in the gradients' place. Of a tensor that ranks hold in parts, or several times, it is that of the tensor: every
-// element once, as in the norm of the gradient (gradient_norm.h), by the same sums over the ranges that the layout
-// gives each data rank whatever the ZeRO stage, and then over the ranks. All ranks get the same bits; the bits are
-// those of a layout's tensor and data degree, and another layout's differ by rounding.
+// Norms of whole tensors, which LAMB, LARS, Adafactor and Muon measure their steps by: of the master weights, and of
+// what is in the gradients' place. Of a tensor that ranks hold in parts, or several times, it is that of the tensor:
+// every element once, as in the norm of the gradient (gradient_norm.h), by the same sums over the ranges that the
+// layout gives each data rank whatever the ZeRO stage, and then over the ranks. All ranks get the same bits; the bits
+// are those of a layout's tensor and data degree, and another layout's differ by rounding.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +20,13 @@ inline bool decays(const Parameter& parameter) {
   return parameter.decays;
 }
 
+enum class MeasuredNorms { weights_and_gradients, gradients };
+
 class TensorNorms {
  public:
   // Of the chosen parameters among those that are trained; without a choice of all. Both must outlive it.
-  TensorNorms(Backend& backend, const ParamStore& store, const ParameterChoice& is_measured = {});
+  TensorNorms(Backend& backend, const ParamStore& store, const ParameterChoice& is_measured = {},
+              MeasuredNorms norms = MeasuredNorms::weights_and_gradients);
 
   // Numbers that measure() sums over all ranks.
   static std::int64_t num_summed(const ParamTable& table);

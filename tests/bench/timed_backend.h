@@ -61,7 +61,8 @@ inline constexpr std::array<std::string_view, std::variant_size_v<Operation>> op
     "rms direction",
     "average",
     "swap",
-    "adamw in 8 bits"};
+    "adamw in 8 bits",
+    "matrix product"};
 static_assert(!operation_names.back().empty(), "a new operation has a name, in its place above");
 
 // What the calls of an operation took together; products apart by their shapes.
@@ -127,6 +128,7 @@ class TimedBackend final : public ForwardingBackend {
   Purpose purpose_of(const RmsDirection&) const { return Purpose::update; }
   Purpose purpose_of(const AverageStep&) const { return Purpose::update; }
   Purpose purpose_of(const Swap&) const { return Purpose::update; }
+  Purpose purpose_of(const MatrixProduct&) const { return Purpose::update; }
 
   // "linear forward 3904 x 768 -> 50257".
   static std::string label_of(const Operation& op) {
@@ -140,6 +142,8 @@ class TimedBackend final : public ForwardingBackend {
       return with(linear->d_output, linear->weight.values.shape()[1], linear->weight.values.shape()[0]);
     if (const auto* linear = std::get_if<LinearBackwardWeight>(&op))
       return with(linear->d_output, linear->d_weight.shape()[1], linear->d_weight.shape()[0]);
+    if (const auto* product = std::get_if<MatrixProduct>(&op))
+      return with(product->output, product->depth(), product->output.shape()[1]);
     return name;
   }
 

@@ -67,6 +67,7 @@ class OperandVisitor {
   void enter(RmsDirection& op) const { reach_all(op.gradient, op.second_moment, op.step); }
   void enter(AverageStep& op) const { reach_all(op.average, op.param); }
   void enter(Swap& op) const { reach_all(op.a, op.b); }
+  void enter(MatrixProduct& op) const { reach_all(op.a, op.b, op.addend, op.output); }
 
  private:
   void reach(View& view) const { visit_(view); }

@@ -45,8 +45,8 @@ void finish_tile(const Engine<S>& engine, const TileScratch<S>& scratch, const A
   scale_kept(engine, op.dropout, scratch.query_sums, item.rows() * s.head_size);
   S* output =
       head_data<S>(op.output, s.num_queries, item.batch, item.head, s.head_size) + item.begin * op.output.row_stride;
-  engine.typed.finish_rows({scratch.query_sums, s.head_size}, nullptr, {nullptr, 0}, {output, op.output.row_stride},
-                           rows, size);
+  engine.typed.finish_rows({scratch.query_sums, s.head_size}, nullptr, {nullptr, 0}, 1.0F,
+                           {output, op.output.row_stride}, rows, size);
 }
 
 template <class S, class Products>
@@ -271,7 +271,7 @@ class TiledBackwardHead {
   void store(const HeadsView& heads, std::int64_t tokens, std::int64_t head, std::int64_t first, std::int64_t rows,
              const float* sums, std::int64_t stride) const {
     engine_.typed.finish_rows(
-        {sums, stride}, nullptr, {nullptr, 0},
+        {sums, stride}, nullptr, {nullptr, 0}, 1.0F,
         {head_data<S>(heads, tokens, batch_, head, shape_.head_size) + first * heads.row_stride, heads.row_stride},
         static_cast<std::size_t>(rows), static_cast<std::size_t>(shape_.head_size));
   }

@@ -60,6 +60,11 @@ void compute(Device<S>& device, const LinearBackwardWeight& op) {
   linear_backward_weight(device.pool, device.products, op);
 }
 
+template <class S>
+void compute(Device<S>& device, const MatrixProduct& op) {
+  matrix_product(device.pool, device.products, op);
+}
+
 // body(row, rows) for rows that follow each other: pieces of all of them, or, where they are heads, each group of
 // those.
 template <class S, class Body>

@@ -137,9 +137,9 @@ struct TypedKernels {
   void (*add_to_sums)(const S* values, float* sums, size_t count);
   void (*to_floats)(const S* input, float* output, size_t count);
   void (*from_floats)(const float* input, S* output, size_t count);
-  // output = sums + bias (or null, one per column) + addend (or null; may be the output).
-  void (*finish_rows)(ConstRows sums, const S* bias, RowsOf<const S> addend, RowsOf<S> output, size_t rows,
-                      size_t columns);
+  // output = sums + bias (or null, one per column) + addend_factor · addend (or null; may be the output).
+  void (*finish_rows)(ConstRows sums, const S* bias, RowsOf<const S> addend, float addend_factor, RowsOf<S> output,
+                      size_t rows, size_t columns);
   // sums[first..last) += column sums of the rows.
   void (*add_column_sums)(RowsOf<const S> input, size_t rows, size_t first, size_t last, float* sums);
   // output[i] = scale * (vector · row i), `length` elements each.

@@ -211,4 +211,29 @@ void linear_backward_weight(ThreadPool& pool, const Engine<float>& engine, const
   add_bias_gradient(pool, engine.typed, op);
 }
 
+void matrix_product(ThreadPool& pool, const Engine<float>&, const MatrixProduct& op) {
+  const std::int64_t rows = op.output.shape()[0];
+  const std::int64_t columns = op.output.shape()[1];
+  const std::int64_t a_stride = op.a.shape()[1];
+  const std::int64_t b_stride = op.b.shape()[1];
+  const TileGrid grid = make_grid(rows, columns, pool.size(), float_tiles);
+  pool.for_each(grid.count(), [&](std::int64_t item, int) {
+    const Tile tile = grid.at(item);
+    const std::int64_t offset = tile.row * columns + tile.column;
+    float* const output = op.output.as<float>() + offset;
+    if (op.addend && op.addend.data() != op.output.data())
+      for (std::int64_t row = 0; row < tile.rows; ++row)
+        std::copy_n(op.addend.as<float>() + offset + row * columns, tile.columns, output + row * columns);
+    sgemm({.m = tile.rows,
+           .n = tile.columns,
+           .k = op.depth(),
+           .alpha = static_cast<float>(op.factor),
+           .a = {op.a.as<float>() + tile.row * (op.a_is_transposed ? 1 : a_stride), a_stride, op.a_is_transposed},
+           .b = {op.b.as<float>() + tile.column * (op.b_is_transposed ? b_stride : 1), b_stride, op.b_is_transposed},
+           .beta = op.addend ? static_cast<float>(op.addend_factor) : 0.0F,
+           .c = output,
+           .c_stride = columns});
+  });
+}
+
 }  // namespace scaletrain::cpu

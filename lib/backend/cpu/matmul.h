@@ -1,6 +1,6 @@
-// The linear map's three products, cut into tiles of the result that threads share. f32 is multiplied by oneDNN but for
-// gradients of weights and, of few rows, many outputs; those and bf16 by kernels of our own where the processor has the
-// instructions. The rest is stored as halves and multiplied as floats.
+// The linear map's three products, and those of any matrices, cut into tiles of the result that threads share. f32 is
+// multiplied by oneDNN but for gradients of weights and, of few rows, many outputs; those and bf16 by kernels of our
+// own where the processor has the instructions. The rest is stored as halves and multiplied as floats.
 #pragma once
 
 #include <cstddef>
@@ -39,6 +39,7 @@ void pack_weight(ThreadPool& pool, const PanelKernels<Bf16>& kernels, const Cons
 void linear_forward(ThreadPool& pool, const Engine<float>& engine, const LinearForward& op);
 void linear_backward_input(ThreadPool& pool, const Engine<float>& engine, const LinearBackwardInput& op);
 void linear_backward_weight(ThreadPool& pool, const Engine<float>& engine, const LinearBackwardWeight& op);
+void matrix_product(ThreadPool& pool, const Engine<float>& engine, const MatrixProduct& op);
 
 // Halves: Bf16 or F16.
 template <class S>
@@ -47,5 +48,7 @@ template <class S>
 void linear_backward_input(ThreadPool& pool, const Engine<S>& engine, const LinearBackwardInput& op);
 template <class S>
 void linear_backward_weight(ThreadPool& pool, const Engine<S>& engine, const LinearBackwardWeight& op);
+template <class S>
+void matrix_product(ThreadPool& pool, const Engine<S>& engine, const MatrixProduct& op);
 
 }  // namespace scaletrain::cpu

@@ -81,20 +81,34 @@ struct Bf16Scratch {
   float* sums;
 };
 
+// What products and addends are multiplied by.
+struct ProductFactors {
+  float product = 1.0F;
+  float addend = 1.0F;
+};
+
 // A tile of a · b + bias + addend, multiplied as floats; the operands are those of its rows and columns.
 template <class S>
 void multiply_wide_tile(const Engine<S>& engine, int worker, const Tile& tile, std::int64_t k, const MatrixOf<S>& a,
-                        const MatrixOf<S>& b, const S* bias, RowsOf<const S> addend, RowsOf<S> output) {
+                        const MatrixOf<S>& b, const S* bias, RowsOf<const S> addend, RowsOf<S> output,
+                        ProductFactors factors = {}) {
   std::byte* const scratch = engine.scratch_of(worker);
   auto* const sums = reinterpret_cast<float*>(scratch + wide_scratch_bytes);
   wide_product<S, S>(engine.typed, scratch,
-                     {.m = tile.rows, .n = tile.columns, .k = k, .a = a, .b = b, .c = sums, .c_stride = tile.columns});
-  engine.typed.finish_rows({sums, tile.columns}, bias, addend, output, static_cast<std::size_t>(tile.rows),
-                           static_cast<std::size_t>(tile.columns));
+                     {.m = tile.rows,
+                      .n = tile.columns,
+                      .k = k,
+                      .alpha = factors.product,
+                      .a = a,
+                      .b = b,
+                      .c = sums,
+                      .c_stride = tile.columns});
+  engine.typed.finish_rows({sums, tile.columns}, bias, addend, factors.addend, output,
+                           static_cast<std::size_t>(tile.rows), static_cast<std::size_t>(tile.columns));
 }
 
-// output[N,columns] = rows[N,k] · weight: what the forward and the gradient of the input have in common. The weight is
-// panels of its columns, or lies as [columns][k] (the forward's) or [k][columns].
+// output[N,columns] = rows[N,k] · weight: what the forward, the gradient of the input and products of any matrices have
+// in common. The weight is panels of its columns, or lies as [columns][k] (the forward's) or [k][columns].
 struct Bf16Linear {
   const Bf16* rows;
   std::int64_t num_rows, k, columns;
@@ -104,12 +118,20 @@ struct Bf16Linear {
   const Bf16* bias;
   const Bf16* addend;
   Bf16* output;
+  bool rows_lie_by_k = false;  // as [k][N]
+  ProductFactors factors{};
 };
 
 // Elements [k, k + count) of the tile's rows of a: packed, as they lie or, of an odd length, with a zero after the
 // last.
 void place_a(PanelTile<Bf16>& part, const PanelKernels<Bf16>& kernels, const Bf16Linear& p, const Tile& tile,
              std::int64_t k, std::int64_t count, Bf16* copy) {
+  if (p.rows_lie_by_k) {
+    place_packed_a(part, kernels, copy, even(count) / 2);
+    kernels.pack_a(p.rows + k * p.num_rows + tile.row, p.num_rows, part.rows, static_cast<std::size_t>(count), copy,
+                   part.a_block_bytes);
+    return;
+  }
   const Bf16* data = p.rows + tile.row * p.k + k;
   std::int64_t stride = p.k;
   if (kernels.pack_a_rows != nullptr) {
@@ -149,9 +171,11 @@ void place_b(PanelTile<Bf16>& part, const PanelKernels<Bf16>& kernels, const Bf1
                       part.b_panel_bytes);
 }
 
-// Parts of k are alike, so that none is too short to pay.
-void multiply_tile(const PanelKernels<Bf16>& kernels, const Bf16Linear& p, const Tile& tile,
-                   const Bf16Scratch& scratch) {
+// Parts of k are alike, so that none is too short to pay. An addend with a factor is added to sums that the last part
+// leaves.
+void multiply_tile(const Engine<Bf16>& engine, const Bf16Linear& p, const Tile& tile, const Bf16Scratch& scratch) {
+  const PanelKernels<Bf16>& kernels = *engine.panels;
+  const bool is_finished_apart = p.addend != nullptr && p.factors.addend != 1.0F;
   const MapCut& cut = cut_of(kernels);
   const std::int64_t parts = std::max<std::int64_t>(1, (p.k + longest_k - 1) / longest_k);
   const std::int64_t part_k = ((p.k + parts - 1) / parts + k_step - 1) / k_step * k_step;
@@ -162,7 +186,7 @@ void multiply_tile(const PanelKernels<Bf16>& kernels, const Bf16Linear& p, const
     PanelTile<Bf16> part{.rows = static_cast<std::size_t>(tile.rows),
                          .words = static_cast<std::size_t>(even(count) / 2),
                          .begins = k == 0 ? 1 : 0,
-                         .alpha = 1.0F,
+                         .alpha = last ? p.factors.product : 1.0F,
                          .sums_stride = cut.sums_stride,
                          .output_stride = p.columns,
                          .addend_stride = p.columns};
@@ -173,11 +197,14 @@ void multiply_tile(const PanelKernels<Bf16>& kernels, const Bf16Linear& p, const
       const std::int64_t at = tile.row * p.columns + column;
       part.columns = static_cast<std::size_t>(std::min(cut.group_columns, tile.columns - begin));
       part.sums = sums;
-      part.output = last ? p.output + at : nullptr;
+      part.output = last && !is_finished_apart ? p.output + at : nullptr;
       part.bias = p.bias != nullptr ? p.bias + column : nullptr;
       part.addend = p.addend != nullptr ? p.addend + at : nullptr;
       place_b(part, kernels, p, column, k, count, scratch.b);
       kernels.product(part);
+      if (last && is_finished_apart)
+        engine.typed.finish_rows({sums, cut.sums_stride}, nullptr, {p.addend + at, p.columns}, p.factors.addend,
+                                 {p.output + at, p.columns}, part.rows, part.columns);
       if (parts > 1) sums += tile.rows * cut.sums_stride;
     }
     k += part_k;
@@ -209,8 +236,8 @@ void few_rows_forward(ThreadPool& pool, const TypedKernels<S>& kernels, const Li
                        static_cast<std::size_t>(inputs), 1.0F, products);
       const std::int64_t at = row * outputs + first;
       kernels.finish_rows({products, outputs_at_a_time}, op.bias ? op.bias.as<S>() + first : nullptr,
-                          {op.addend ? op.addend.as<S>() + at : nullptr, outputs}, {op.output.as<S>() + at, outputs}, 1,
-                          count);
+                          {op.addend ? op.addend.as<S>() + at : nullptr, outputs}, 1.0F,
+                          {op.output.as<S>() + at, outputs}, 1, count);
     }
   });
   if (op.activated) activate_tile(kernels, op, {0, 0, rows, op.activated.shape()[1]});
@@ -283,7 +310,7 @@ void linear_forward(ThreadPool& pool, const Engine<S>& engine, const LinearForwa
                            .output = op.output.as<S>()};
       for_forward_tiles(pool, engine.typed, op, tiles_of(*engine.panels, inputs, bool(op.activated)), panel_columns,
                         [&](const Tile& tile, int worker) {
-                          multiply_tile(*engine.panels, map, tile, Bf16Scratch(engine.scratch_of(worker)));
+                          multiply_tile(engine, map, tile, Bf16Scratch(engine.scratch_of(worker)));
                         });
       return;
     }
@@ -317,7 +344,7 @@ void linear_backward_input(ThreadPool& pool, const Engine<S>& engine, const Line
                            .output = op.d_input.as<S>()};
       const TileGrid grid = make_grid(rows, inputs, pool.size(), tiles_of(*engine.panels, outputs, false));
       pool.for_each(grid.count(), [&](std::int64_t item, int worker) {
-        multiply_tile(*engine.panels, map, grid.at(item), Bf16Scratch(engine.scratch_of(worker)));
+        multiply_tile(engine, map, grid.at(item), Bf16Scratch(engine.scratch_of(worker)));
       });
       return;
     }
@@ -359,11 +386,55 @@ void linear_backward_weight(ThreadPool& pool, const Engine<S>& engine, const Lin
   add_bias_gradient(pool, engine.typed, op);
 }
 
+template <class S>
+void matrix_product(ThreadPool& pool, const Engine<S>& engine, const MatrixProduct& op) {
+  const std::int64_t rows = op.output.shape()[0];
+  const std::int64_t columns = op.output.shape()[1];
+  const S* addend = op.addend ? op.addend.as<S>() : nullptr;
+  const ProductFactors factors{.product = static_cast<float>(op.factor),
+                               .addend = static_cast<float>(op.addend_factor)};
+  if constexpr (is_bf16<S>) {
+    if (engine.panels != nullptr) {
+      const Bf16Linear map{.rows = op.a.as<S>(),
+                           .num_rows = rows,
+                           .k = op.depth(),
+                           .columns = columns,
+                           .panels = nullptr,
+                           .weight = op.b.as<S>(),
+                           .weight_has_rows_of_k = op.b_is_transposed,
+                           .bias = nullptr,
+                           .addend = addend,
+                           .output = op.output.as<S>(),
+                           .rows_lie_by_k = op.a_is_transposed,
+                           .factors = factors};
+      const TileGrid grid = make_grid(rows, columns, pool.size(), tiles_of(*engine.panels, op.depth(), false));
+      pool.for_each(grid.count(), [&](std::int64_t item, int worker) {
+        multiply_tile(engine, map, grid.at(item), Bf16Scratch(engine.scratch_of(worker)));
+      });
+      return;
+    }
+  }
+  const std::int64_t a_stride = op.a.shape()[1];
+  const std::int64_t b_stride = op.b.shape()[1];
+  const TileGrid grid = make_grid(rows, columns, pool.size(), wide_tiles);
+  pool.for_each(grid.count(), [&](std::int64_t item, int worker) {
+    const Tile tile = grid.at(item);
+    const std::int64_t at = tile.row * columns + tile.column;
+    multiply_wide_tile<S>(
+        engine, worker, tile, op.depth(),
+        {op.a.as<S>() + tile.row * (op.a_is_transposed ? 1 : a_stride), a_stride, op.a_is_transposed},
+        {op.b.as<S>() + tile.column * (op.b_is_transposed ? b_stride : 1), b_stride, op.b_is_transposed}, nullptr,
+        {addend != nullptr ? addend + at : nullptr, columns}, {op.output.as<S>() + at, columns}, factors);
+  });
+}
+
 template void linear_forward(ThreadPool&, const Engine<Bf16>&, const LinearForward&);
 template void linear_forward(ThreadPool&, const Engine<F16>&, const LinearForward&);
 template void linear_backward_input(ThreadPool&, const Engine<Bf16>&, const LinearBackwardInput&);
 template void linear_backward_input(ThreadPool&, const Engine<F16>&, const LinearBackwardInput&);
 template void linear_backward_weight(ThreadPool&, const Engine<Bf16>&, const LinearBackwardWeight&);
 template void linear_backward_weight(ThreadPool&, const Engine<F16>&, const LinearBackwardWeight&);
+template void matrix_product(ThreadPool&, const Engine<Bf16>&, const MatrixProduct&);
+template void matrix_product(ThreadPool&, const Engine<F16>&, const MatrixProduct&);
 
 }  // namespace scaletrain::cpu

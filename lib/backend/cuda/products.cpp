@@ -170,9 +170,8 @@ void Products::issue(cudaStream_t stream, std::byte* workspace, std::size_t work
   SCALETRAIN_CHECK(p.rows > 0 && p.columns > 0 && p.depth > 0);
   Choice& choice = choice_for(p, workspace_bytes);
   if (p.bias != nullptr) choice.operation.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
-  const float one = 1.0F;
-  const float of_addend = p.addend != nullptr ? 1.0F : 0.0F;
-  check(cublasLtMatmul(handle_, choice.operation.get(), &one, p.b, choice.first.get(), p.a, choice.second.get(),
+  const float of_addend = p.addend != nullptr ? p.addend_factor : 0.0F;
+  check(cublasLtMatmul(handle_, choice.operation.get(), &p.factor, p.b, choice.first.get(), p.a, choice.second.get(),
                        &of_addend, p.addend != nullptr ? p.addend : p.result, choice.result.get(), p.result,
                        choice.result.get(), &choice.algorithm, workspace, choice.workspace_bytes, stream),
         "a product");

@@ -1,4 +1,4 @@
-// Matrix products of the linear maps on a GPU: what cuBLASLt is asked for, and nothing else of it.
+// Matrix products on a GPU, those of linear maps and others: what cuBLASLt is asked for, and nothing else of it.
 #pragma once
 
 #include <cublasLt.h>
@@ -14,8 +14,8 @@
 
 namespace scaletrain::cuda {
 
-// result[rows, columns] = a · b (+ bias) (+ addend), all row by row, without gaps where no stride is given: summed in
-// f32 (of f32: by f32 products, and by TF32 only where CudaOptions ask for it).
+// result[rows, columns] = factor · a · b (+ bias) (+ addend_factor · addend), all row by row, without gaps where no
+// stride is given: summed in f32 (of f32: by f32 products, and by TF32 only where CudaOptions ask for it).
 struct Product {
   std::int64_t rows = 0, columns = 0, depth = 0;
   DType factors = DType::f32;      // of a and b
@@ -25,8 +25,10 @@ struct Product {
   std::int64_t a_stride = 0;  // elements between rows; 0: no gaps
   const void* b = nullptr;    // [depth, columns], or [columns, depth]
   bool b_is_transposed = false;
+  float factor = 1.0F;
   const void* bias = nullptr;    // [columns], or null
-  const void* addend = nullptr;  // [rows, columns], or null; may be the result
+  const void* addend = nullptr;  // [rows, columns], or null; may be the result, or a or b
+  float addend_factor = 1.0F;
   void* result = nullptr;
   std::int64_t result_stride = 0;  // as of a; the addend's too
 };

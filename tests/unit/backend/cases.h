@@ -10,6 +10,7 @@ namespace scaletrain::parity {
 std::vector<Case> linear_forward_cases();
 std::vector<Case> linear_backward_input_cases();
 std::vector<Case> linear_backward_weight_cases();
+std::vector<Case> matrix_product_cases();
 std::vector<Case> embedding_forward_cases();
 std::vector<Case> embedding_backward_cases();
 std::vector<Case> norm_forward_cases();

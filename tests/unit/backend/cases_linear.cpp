@@ -206,6 +206,112 @@ std::vector<Case> linear_backward_input_cases() {
   return cases;
 }
 
+namespace {
+
+// output [M,N] of a [M,K] and b [K,N], which may be one matrix.
+struct ProductOperands {
+  std::int64_t rows = 0, depth = 0, columns = 0;
+  bool a_is_transposed = false, b_is_transposed = false;
+  bool b_is_a = false, addend_is_a = false;
+  Addend addend = Addend::none;
+  double factor = 1.0, addend_factor = 1.0;
+  Values a{}, b{}, added{};
+
+  ProductOperands squared() const {
+    ProductOperands result = *this;
+    for (Values* values : {&result.a, &result.b, &result.added}) *values = map(*values, square);
+    result.factor = square(factor);
+    result.addend_factor = square(addend_factor);
+    return result;
+  }
+};
+
+std::vector<Output> run_product(Device& device, const ProductOperands& o) {
+  const View output = device.put(o.added, {o.rows, o.columns});
+  const View a = device.put(o.a, o.a_is_transposed ? Shape{o.depth, o.rows} : Shape{o.rows, o.depth});
+  View addend;
+  if (o.addend == Addend::separate) addend = o.addend_is_a ? a : device.put(o.added, {o.rows, o.columns});
+  if (o.addend == Addend::in_place) addend = output;
+  const Shape of_b = o.b_is_transposed ? Shape{o.columns, o.depth} : Shape{o.depth, o.columns};
+  device.run(MatrixProduct{.a = a,
+                           .b = o.b_is_a ? a : device.put(o.b, of_b),
+                           .addend = addend,
+                           .output = output,
+                           .a_is_transposed = o.a_is_transposed,
+                           .b_is_transposed = o.b_is_transposed,
+                           .factor = o.factor,
+                           .addend_factor = o.addend_factor});
+  return {{"output", Device::get(output)}};
+}
+
+}  // namespace
+
+// Whether operands are transposed, what is added and by which factors goes by the index, so that each half, which has
+// every other case, has sums of several parts with every way to add. Then what Newton-Schulz
+// iterations multiply: a matrix by its own transpose, either way, and by itself, with itself as the addend.
+std::vector<Case> matrix_product_cases() {
+  std::vector<Case> cases;
+  const auto add = [&](const ProductOperands& o) {
+    const std::string name = std::to_string(o.rows) + "x" + std::to_string(o.depth) + "x" + std::to_string(o.columns) +
+                             (o.a_is_transposed ? " a transposed" : "") + (o.b_is_transposed ? " b transposed" : "") +
+                             (o.b_is_a ? " of one matrix" : "");
+    Case& added = cases.emplace_back(linear_case(name, static_cast<double>(o.depth), o, run_product));
+    for (const double value : o.addend_is_a ? o.a : o.added)
+      added.epilogue.push_back(o.addend == Addend::none ? 0.0 : std::fabs(o.addend_factor * value));
+  };
+  constexpr LinearExtent extents[] = {
+      {1, 1, 1},      {7, 1, 1},      {1, 7, 1},       {1, 1, 7},      {2, 2, 2},       {3, 5, 7},      {5, 3, 2},
+      {0, 4, 3},      {4, 3, 0},      {1, 64, 64},     {13, 17, 19},   {16, 16, 16},    {15, 17, 33},   {31, 32, 33},
+      {33, 33, 17},   {64, 64, 64},   {65, 63, 129},   {127, 3, 128},  {129, 128, 1},   {2, 257, 255},  {4, 1009, 3},
+      {257, 2, 31},   {50, 2049, 33}, {100, 96, 288},  {6, 2100, 70},  {300, 130, 250}, {600, 50, 20},  {50, 40, 1100},
+      {90, 1030, 40}, {270, 64, 700}, {20, 1700, 300}, {530, 70, 260}, {257, 70, 1000}, {37, 101, 103}, {250, 1100, 60},
+      {33, 60, 800},  {515, 20, 400}, {300, 1030, 100}};
+  constexpr double factors[] = {1.0, -0.75, 2.0315, 0.5, 1.0};
+  for (const LinearExtent& e : extents) {
+    const std::size_t index = cases.size();
+    const std::string key = "matrix_product" + std::to_string(index);
+    add({.rows = e.rows,
+         .depth = e.inputs,
+         .columns = e.outputs,
+         .a_is_transposed = index / 2 % 2 == 1,
+         .b_is_transposed = index / 4 % 2 == 1,
+         .addend = static_cast<Addend>((index + index / 3) % 3),
+         .factor = factors[index % 5],
+         .addend_factor = factors[index / 3 % 5],
+         .a = normal(key + "a", e.rows * e.inputs),
+         .b = normal(key + "b", e.inputs * e.outputs, 0.0, 0.5),
+         .added = normal(key + "added", e.rows * e.outputs)});
+  }
+  for (const std::int64_t size : {5, 48, 130, 131}) {
+    for (const bool is_tall : {false, true}) {
+      const std::int64_t length = 3 * size + 7;
+      const std::string key = "matrix_product transpose" + std::to_string(size);
+      add({.rows = size,
+           .depth = length,
+           .columns = size,
+           .a_is_transposed = is_tall,
+           .b_is_transposed = !is_tall,
+           .b_is_a = true,
+           .a = normal(key, size * length),
+           .added = normal(key + "before", size * size)});
+    }
+    const std::string key = "matrix_product itself" + std::to_string(size);
+    for (const bool is_transposed : {false, true})
+      add({.rows = size,
+           .depth = size,
+           .columns = size,
+           .b_is_transposed = is_transposed,
+           .b_is_a = true,
+           .addend_is_a = true,
+           .addend = Addend::separate,
+           .factor = 2.0315,
+           .addend_factor = -4.775,
+           .a = normal(key, size * size),
+           .added = normal(key + "before", size * size)});
+  }
+  return cases;
+}
+
 std::vector<Case> linear_backward_weight_cases() {
   std::vector<Case> cases;
   for (const LinearExtent& e : linear_extents()) {

@@ -27,7 +27,7 @@ constexpr CudaOptions ways[] = {
     {.compute = DType::f32}, {.compute = DType::bf16}, {.compute = DType::f16}, {.compute = DType::f32, .tf32 = true}};
 
 // Of an operation's cases, which take long to make, each way to compute has those that is_chosen(number of the way, of
-// the case); tf32 is a way of linear maps.
+// the case); tf32 is a way of linear maps and products.
 template <class Make, class Choose>
 void check_parity_of_ways(const Make& make, const Choose& is_chosen) {
   std::vector<std::unique_ptr<Backend>> backends;
@@ -40,7 +40,8 @@ void check_parity_of_ways(const Make& make, const Choose& is_chosen) {
         if (is_chosen(way, i, all.size())) cases.push_back(all[i]);
       if (!ways[way].tf32)
         check_parity_of(*backends[way], operation.name, cases, Addresses::unaligned_by_turns);
-      else if (std::string_view(operation.name).starts_with("linear_"))
+      else if (std::string_view(operation.name).starts_with("linear_") ||
+               std::string_view(operation.name) == "matrix_product")
         check_parity_in_tf32(*backends[way], operation.name, cases);
     }
   }

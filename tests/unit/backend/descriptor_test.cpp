@@ -94,6 +94,39 @@ TEST_CASE("linear_descriptors_are_checked") {
   make.refuses(weight, "d_bias", [&](auto& op) { op.d_bias = make.floats({2}); });
 }
 
+TEST_CASE("product_descriptors_are_checked") {
+  SharedBuffers make;
+  MatrixProduct product;
+  product.a = make.floats({4, 2});
+  product.b = make.floats({2, 3});
+  product.addend = make.floats({4, 3});
+  product.output = make.floats({4, 3});
+  make.refuses(product, "a", [](auto& op) { op.a = {}; });
+  make.refuses(product, "a", [&](auto& op) { op.a = make.doubles({4, 2}); });
+  make.refuses(product, "a", [&](auto& op) {
+    op.a = make.floats({4, 0});
+    op.b = make.floats({0, 3});
+  });
+  make.refuses(product, "b", [&](auto& op) { op.b = make.floats({3, 2}); });
+  make.refuses(product, "b", [](auto& op) { op.a_is_transposed = true; });
+  make.refuses(product, "b", [](auto& op) { op.b_is_transposed = true; });
+  make.refuses(product, "output", [&](auto& op) { op.output = make.floats({3, 4}); });
+  make.refuses(product, "addend", [&](auto& op) { op.addend = make.floats({3}); });
+  make.refuses(product, "factor", [](auto& op) { op.factor = INFINITY; });
+  make.refuses(product, "addend_factor", [](auto& op) { op.addend_factor = NAN; });
+  make.refuses(product, "output", [&](auto& op) {
+    const View shared = make.floats({5, 3});
+    op.addend = shared.rows(1, 4);
+    op.output = shared.rows(0, 4);
+  });
+  MatrixProduct square;
+  square.a = square.b = make.floats({3, 3});
+  square.output = make.floats({3, 3});
+  make.refuses(square, "output", [](auto& op) {
+    op.output = View(const_cast<void*>(op.a.data()), DType::f32, {3, 3});
+  });
+}
+
 TEST_CASE("norm_descriptors_are_checked") {
   SharedBuffers make;
   NormForward forward;

@@ -49,6 +49,7 @@ class PanelsBackend : public HostBackend {
   void compute(const LinearForward& op) { cpu::linear_forward(pool_, engine_, op); }
   void compute(const LinearBackwardInput& op) { cpu::linear_backward_input(pool_, engine_, op); }
   void compute(const LinearBackwardWeight& op) { cpu::linear_backward_weight(pool_, engine_, op); }
+  void compute(const MatrixProduct& op) { cpu::matrix_product(pool_, engine_, op); }
   void compute(const AttentionForward& op) { cpu::attention_forward(pool_, engine_, op); }
   void compute(const AttentionBackward& op) { cpu::attention_backward(pool_, engine_, op); }
 

@@ -51,7 +51,8 @@ const std::vector<CasesOfOperation>& scaletrain::parity::all_cases() {
                                                            {"factored_direction", factored_direction_cases},
                                                            {"rms_direction", rms_direction_cases},
                                                            {"average", average_cases},
-                                                           {"swap", swap_cases}};
+                                                           {"swap", swap_cases},
+                                                           {"matrix_product", matrix_product_cases}};
   return operations;
 }
 

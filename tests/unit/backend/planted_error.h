@@ -157,6 +157,7 @@ class PlantedError final : public Backend {
   void spoiled(Stream& s, const RmsDirection& op) { run_and_spoil(s, op, {last(op.gradient), last(op.second_moment)}); }
   void spoiled(Stream& s, const AverageStep& op) { run_and_spoil(s, op, {last(op.average)}); }
   void spoiled(Stream& s, const Swap& op) { run_and_spoil(s, op, {last(op.a), last(op.b)}); }
+  void spoiled(Stream& s, const MatrixProduct& op) { run_and_spoil(s, op, {last(op.output)}); }
 
   void launch(Stream& stream, const Operation& op) override {
     std::visit([&](const auto& descriptor) { spoiled(stream, descriptor); }, op);

@@ -23,6 +23,31 @@ TEST_CASE("linear_map_of_small_numbers_by_hand") {
   CHECK(Device::get(output) == Values{108, 218, 314, 433});
 }
 
+TEST_CASE("matrix_products_of_small_numbers_by_hand") {
+  Oracle oracle;
+  Device& device = oracle.device;
+  const View a = device.put({1, 2, 3, 4, 5, 6}, {2, 3});
+  const View turned = device.put({1, 4, 2, 5, 3, 6}, {3, 2});
+  const View b = device.put({1, 0, -1, 2, 1, 0}, {3, 2});
+  const View turned_b = device.put({1, -1, 1, 0, 2, 0}, {2, 3});
+  const View output = device.put({10, 20, 30, 40}, {2, 2});
+  device.run(MatrixProduct{.a = a, .b = b, .addend = {}, .output = output, .factor = 2});
+  CHECK(Device::get(output) == Values{4, 8, 10, 20});
+  for (const bool of_a : {false, true})
+    for (const bool of_b : {false, true}) {
+      device.run(MatrixProduct{.a = of_a ? turned : a,
+                               .b = of_b ? turned_b : b,
+                               .addend = output,
+                               .output = output,
+                               .a_is_transposed = of_a,
+                               .b_is_transposed = of_b,
+                               .factor = -3,
+                               .addend_factor = 2});
+    }
+  // Of y = 2y - 3x four times, from 4, 8, 10 and 20: 16 of each, less 45 times 2, 4, 5 and 10.
+  CHECK(Device::get(output) == Values{-26, -52, -65, -130});
+}
+
 TEST_CASE("linear_gradients_match_finite_differences") {
   const Values weight = normal("weight", 15);
   const Values bias = normal("bias", 5);

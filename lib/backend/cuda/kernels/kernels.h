@@ -62,6 +62,8 @@ template <class S>
 void compute(const Issue& issue, const LinearBackwardInput& op);
 template <class S>
 void compute(const Issue& issue, const LinearBackwardWeight& op);
+template <class S>
+void compute(const Issue& issue, const MatrixProduct& op);
 
 // norm.cu
 template <class S>

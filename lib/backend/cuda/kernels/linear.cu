@@ -1,5 +1,5 @@
-// The linear map: products are cuBLASLt's, with bias and addend in their epilogue. An activation is made of what the
-// output holds, to the bit, and so by the kernel that makes it alone.
+// The linear map, and products of any matrices: products are cuBLASLt's, with bias and addend in their epilogue. An
+// activation is made of what the output holds, to the bit, and so by the kernel that makes it alone.
 #include "backend/cuda/kernels/kernels.h"
 #include "backend/cuda/kernels/launching.h"
 #include "backend/cuda/kernels/row_parts.h"
@@ -160,8 +160,28 @@ void compute(const Issue& issue, const LinearBackwardWeight& op) {
   if (op.d_bias && op.d_bias.num_elements() > 0) add_column_sums<S>(issue, op.d_output, op.d_bias);
 }
 
+template <class S>
+void compute(const Issue& issue, const MatrixProduct& op) {
+  if (op.output.num_elements() == 0) return;
+  constexpr DType type = dtype_of_element<S>();
+  multiply(issue, {.rows = op.output.shape()[0],
+                   .columns = op.output.shape()[1],
+                   .depth = op.depth(),
+                   .factors = type,
+                   .result_type = type,
+                   .a = address<S>(op.a),
+                   .a_is_transposed = op.a_is_transposed,
+                   .b = address<S>(op.b),
+                   .b_is_transposed = op.b_is_transposed,
+                   .factor = static_cast<float>(op.factor),
+                   .addend = address<S>(op.addend),
+                   .addend_factor = static_cast<float>(op.addend_factor),
+                   .result = address<S>(op.output)});
+}
+
 SCALETRAIN_FOR_COMPUTE_TYPES(LinearForward)
 SCALETRAIN_FOR_COMPUTE_TYPES(LinearBackwardInput)
 SCALETRAIN_FOR_COMPUTE_TYPES(LinearBackwardWeight)
+SCALETRAIN_FOR_COMPUTE_TYPES(MatrixProduct)
 
 }  // namespace scaletrain::cuda
