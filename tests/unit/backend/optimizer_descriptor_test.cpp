@@ -1,0 +1,192 @@
+// Backend::run refuses every descriptor of an update whose operands do not fit: descriptor_test.cpp's, of optimizers.
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstdint>
+#include <limits>
+
+#include "refused_descriptors.h"
+#include "support/numbers.h"
+
+using namespace scaletrain;
+using namespace scaletrain::parity;
+
+TEST_CASE("optimizer_descriptors_are_checked") {
+  SharedBuffers make;
+  StepScalars step;
+  const UpdateSpan good[] = {{0, 3, 0.0}, {4, 2, 0.0}};
+  const UpdateSpan beyond[] = {{4, 3, 0.0}};
+  const UpdateSpan overlapping[] = {{0, 3, 0.0}, {2, 2, 0.0}};
+  const UpdateSpan negative[] = {{-1, 2, 0.0}};
+  AdamWStep adamw;
+  adamw.param = make.floats({6});
+  adamw.first_moment = make.floats({6});
+  adamw.second_moment = make.floats({6});
+  adamw.gradient = make.floats({6});
+  adamw.spans = good;
+  adamw.step = record_of(step);
+  make.refuses(adamw, "first_moment", [&](auto& op) { op.first_moment = make.floats({5}); });
+  make.refuses(adamw, "second_moment", [&](auto& op) { op.second_moment = make.doubles({6}); });
+  make.refuses(adamw, "gradient", [](auto& op) { op.gradient = {}; });
+  make.refuses(adamw, "param",
+               [](auto& op) { op.param = View(const_cast<void*>(op.gradient.data()), DType::f32, {6}); });
+  make.refuses(adamw, "step", [](auto& op) { op.step = {}; });
+  make.refuses(adamw, "step", [&](auto& op) { op.step = make.doubles({4}); });
+  make.refuses(adamw, "compute_weights", [&](auto& op) { op.compute_weights = make.doubles({6}); });
+  make.refuses(adamw, "compute_weights", [&](auto& op) { op.compute_weights = make.floats({7}); });
+  make.refuses(adamw, "compute_weights", [](auto& op) { op.compute_weights = op.second_moment; });
+  make.refuses(adamw, "beta1", [](auto& op) { op.beta1 = 1.0; });
+  make.refuses(adamw, "spans", [&](auto& op) { op.spans = beyond; });
+  const UpdateSpan whole[] = {{0, 32, 0.0}};
+  const UpdateSpan within[] = {{0, 8, 0.0}};
+  BlockAdamWStep blocks;
+  blocks.param = make.floats({32});
+  blocks.first_codes = make.bytes({32});
+  blocks.second_codes = make.bytes({32});
+  blocks.first_scales = make.floats({2});
+  blocks.second_scales = make.floats({2});
+  blocks.gradient = make.floats({32});
+  blocks.spans = whole;
+  blocks.block = 16;
+  blocks.step = record_of(step);
+  make.refuses(blocks, "block", [](auto& op) { op.block = 8; });
+  make.refuses(blocks, "block", [](auto& op) { op.block = 24; });
+  make.refuses(blocks, "param", [](auto& op) { op.block = 64; });
+  make.refuses(blocks, "spans", [&](auto& op) { op.spans = within; });
+  make.refuses(blocks, "first_codes", [&](auto& op) { op.first_codes = make.floats({32}); });
+  make.refuses(blocks, "second_codes", [&](auto& op) { op.second_codes = make.bytes({16}); });
+  make.refuses(blocks, "first_scales", [&](auto& op) { op.first_scales = make.floats({32}); });
+  make.refuses(blocks, "first_scales", [](auto& op) { op.first_scales = op.second_scales; });
+  make.refuses(blocks, "first_codes", [](auto& op) { op.first_codes = op.second_codes; });
+  make.refuses(blocks, "epsilon", [](auto& op) { op.epsilon = -1; });
+  make.refuses(adamw, "spans", [&](auto& op) { op.spans = overlapping; });
+  make.refuses(adamw, "spans", [&](auto& op) { op.spans = negative; });
+  AverageStep average;
+  average.average = make.floats({6});
+  average.param = make.floats({6});
+  make.refuses(average, "param", [&](auto& op) { op.param = make.floats({5}); });
+  make.refuses(average, "param", [&](auto& op) { op.param = make.doubles({6}); });
+  make.refuses(average, "average", [](auto& op) { op.param = op.average; });
+  make.refuses(average, "decay", [](auto& op) { op.decay = 1.0; });
+  Swap swap;
+  swap.a = make.floats({6});
+  swap.b = make.floats({6});
+  make.refuses(swap, "b", [&](auto& op) { op.b = make.floats({5}); });
+  make.refuses(swap, "a", [](auto& op) { op.b = op.a; });
+  SgdStep sgd;
+  sgd.param = make.floats({6});
+  sgd.gradient = make.floats({6});
+  sgd.spans = good;
+  sgd.step = record_of(step);
+  make.refuses(sgd, "param", [&](auto& op) { op.param = make.floats({2, 3}); });
+  make.refuses(sgd, "gradient", [&](auto& op) { op.gradient = make.floats({7}); });
+  make.refuses(sgd, "spans", [&](auto& op) { op.spans = beyond; });
+  make.refuses(sgd, "step", [](auto& op) { op.step = {}; });
+  make.refuses(sgd, "compute_weights", [&](auto& op) { op.compute_weights = make.floats({5}); });
+  make.refuses(sgd, "compute_weights", [](auto& op) { op.compute_weights = op.param; });
+  make.refuses(sgd, "momentum", [](auto& op) { op.momentum = 1.0; });
+  make.refuses(sgd, "momentum_buffer", [&](auto& op) { op.momentum_buffer = make.floats({6}); });
+  sgd.form = MomentumForm::nesterov;
+  sgd.momentum_buffer = make.floats({6});
+  make.refuses(sgd, "momentum_buffer", [](auto& op) { op.momentum_buffer = {}; });
+  make.refuses(sgd, "momentum_buffer", [&](auto& op) { op.momentum_buffer = make.floats({5}); });
+  make.refuses(sgd, "param", [](auto& op) { op.momentum_buffer = op.param; });
+  make.refuses(sgd, "compute_weights", [](auto& op) { op.compute_weights = op.momentum_buffer; });
+}
+
+TEST_CASE("descriptors_of_optimizers_with_more_state_are_checked") {
+  SharedBuffers make;
+  StepScalars step;
+  const UpdateSpan good[] = {{0, 3, 0.0}, {4, 2, 0.0}};
+  const UpdateSpan beyond[] = {{4, 3, 0.0}};
+  LionStep lion;
+  lion.param = make.floats({6});
+  lion.momentum = make.floats({6});
+  lion.gradient = make.floats({6});
+  lion.spans = good;
+  lion.step = record_of(step);
+  make.refuses(lion, "momentum", [&](auto& op) { op.momentum = make.floats({5}); });
+  make.refuses(lion, "momentum", [](auto& op) { op.gradient = op.momentum; });
+  make.refuses(lion, "gradient", [](auto& op) { op.gradient = {}; });
+  make.refuses(lion, "beta1", [](auto& op) { op.beta1 = 1.0; });
+  make.refuses(lion, "beta2", [](auto& op) { op.beta2 = -0.1; });
+  make.refuses(lion, "spans", [&](auto& op) { op.spans = beyond; });
+  make.refuses(lion, "compute_weights", [](auto& op) { op.compute_weights = op.momentum; });
+  AdemamixStep ademamix;
+  ademamix.param = make.floats({6});
+  ademamix.first_moment = make.floats({6});
+  ademamix.slow_moment = make.floats({6});
+  ademamix.second_moment = make.floats({6});
+  ademamix.gradient = make.floats({6});
+  ademamix.spans = good;
+  ademamix.step = record_of(step);
+  make.refuses(ademamix, "slow_moment", [&](auto& op) { op.slow_moment = make.doubles({6}); });
+  make.refuses(ademamix, "first_moment", [](auto& op) { op.slow_moment = op.first_moment; });
+  make.refuses(ademamix, "second_moment", [](auto& op) { op.second_moment = {}; });
+  make.refuses(ademamix, "beta2", [](auto& op) { op.beta2 = 1.0; });
+  make.refuses(ademamix, "epsilon", [](auto& op) { op.epsilon = -1.0; });
+  make.refuses(ademamix, "step", [&](auto& op) { op.step = make.doubles({6}); });
+  make.refuses(ademamix, "spans", [&](auto& op) { op.spans = beyond; });
+  make.refuses(ademamix, "compute_weights", [](auto& op) { op.compute_weights = op.slow_moment; });
+  AdamDirection direction;
+  direction.param = make.floats({6});
+  direction.gradient = make.floats({6});
+  direction.first_moment = make.floats({6});
+  direction.second_moment = make.floats({6});
+  direction.spans = good;
+  direction.step = record_of(step);
+  make.refuses(direction, "param",
+               [](auto& op) { op.gradient = View(const_cast<void*>(op.param.data()), DType::f32, {6}); });
+  make.refuses(direction, "gradient", [&](auto& op) { op.gradient = make.floats({7}); });
+  make.refuses(direction, "second_moment", [](auto& op) { op.second_moment = op.gradient; });
+  make.refuses(direction, "beta1", [](auto& op) { op.beta1 = 1.0; });
+  make.refuses(direction, "epsilon", [](auto& op) { op.epsilon = -1.0; });
+  make.refuses(direction, "spans", [&](auto& op) { op.spans = beyond; });
+  MomentumDirection momentum;
+  momentum.gradient = make.floats({6});
+  momentum.momentum = make.floats({6});
+  momentum.spans = good;
+  momentum.step = record_of(step);
+  make.refuses(momentum, "momentum", [&](auto& op) { op.momentum = make.floats({7}); });
+  make.refuses(momentum, "gradient", [](auto& op) { op.gradient = op.momentum; });
+  make.refuses(momentum, "beta", [](auto& op) { op.beta = 1.0; });
+  make.refuses(momentum, "step", [&](auto& op) { op.step = make.doubles({6}); });
+  make.refuses(momentum, "spans", [&](auto& op) { op.spans = beyond; });
+  ScaleSpans scale;
+  scale.values = make.floats({6});
+  scale.spans = good;
+  make.refuses(scale, "values", [&](auto& op) { op.values = make.doubles({6}); });
+  make.refuses(scale, "spans", [&](auto& op) { op.spans = beyond; });
+  MatrixSquares squares;
+  squares.values = make.floats({6});
+  squares.first_column = 1;
+  squares.rows = make.doubles({3});
+  squares.columns = make.doubles({3});
+  make.refuses(squares, "values", [&](auto& op) { op.values = make.doubles({6}); });
+  make.refuses(squares, "first_column", [](auto& op) { op.first_column = 3; });
+  make.refuses(squares, "rows", [&](auto& op) { op.rows = make.doubles({2}); });
+  make.refuses(squares, "rows", [](auto& op) { op.rows = op.columns; });
+  make.refuses(squares, "columns", [&](auto& op) { op.columns = make.floats({3}); });
+  FactoredDirection factored;
+  factored.gradient = make.floats({6});
+  factored.first_column = 1;
+  factored.rows = make.floats({3});
+  factored.columns = make.floats({3});
+  factored.step = record_of(step);
+  make.refuses(factored, "gradient", [](auto& op) { op.gradient = {}; });
+  make.refuses(factored, "first_column", [](auto& op) { op.first_column = -1; });
+  make.refuses(factored, "rows", [&](auto& op) { op.rows = make.floats({2}); });
+  make.refuses(factored, "columns", [&](auto& op) { op.columns = make.floats({0}); });
+  make.refuses(factored, "largest", [](auto& op) { op.largest = 0; });
+  make.refuses(factored, "step", [&](auto& op) { op.step = make.doubles({6}); });
+  RmsDirection rms;
+  rms.gradient = make.floats({6});
+  rms.second_moment = make.floats({6});
+  rms.spans = good;
+  rms.step = record_of(step);
+  make.refuses(rms, "gradient", [](auto& op) { op.gradient = op.second_moment; });
+  make.refuses(rms, "second_moment", [&](auto& op) { op.second_moment = make.floats({7}); });
+  make.refuses(rms, "weight", [](auto& op) { op.weight = 0; });
+  make.refuses(rms, "smallest", [](auto& op) { op.smallest = 0; });
+  make.refuses(rms, "spans", [&](auto& op) { op.spans = beyond; });
+}
