@@ -311,9 +311,13 @@ Json measure(const Case& measured, const Options& options, const std::optional<D
   const Json memory = Json::parse(ours.answer());
   const auto grown = memory["memory_growth"].get<std::uint64_t>();
   const auto planned = memory["memory_planned"].get<std::uint64_t>();
-  fmt::print("    {} grew by {}, the plan says {}: ratio {:.3f}\n",
-             options.device == "cpu" ? "VmHWM" : "the GPU's memory", bytes_text(grown), bytes_text(planned),
-             static_cast<double>(grown) / static_cast<double>(planned));
+  // Of a GPU all that is in use is known, of whomever.
+  if (options.device == "cpu" || all.size() == 1)
+    fmt::print("    {} grew by {}, the plan says {}: ratio {:.3f}\n",
+               options.device == "cpu" ? "VmHWM" : "the GPU's memory", bytes_text(grown), bytes_text(planned),
+               static_cast<double>(grown) / static_cast<double>(planned));
+  else
+    fmt::print("    the plan says {}; what was in use is all participants'\n", bytes_text(planned));
   // What the driver, the libraries and their kernels have, and whoever else is there.
   if (options.device != "cpu")
     fmt::print("    in use before: {}\n", bytes_text(memory["memory_before"].get<std::uint64_t>()));
