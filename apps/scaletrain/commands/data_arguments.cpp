@@ -42,6 +42,8 @@ std::unique_ptr<Tokenizer> open_tokenizer(const std::string& name, std::optional
     }
   } catch (const UnknownEndError& error) {
     throw UserError(fmt::format("{}. Give its id as --end-of-document", error.what()));
+  } catch (const InputError& error) {
+    throw InputError(fmt::format("--tokenizer: {}", error.what()));
   }
 }
 

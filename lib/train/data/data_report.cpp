@@ -108,6 +108,12 @@ std::vector<std::string> changed_settings(const SourceConfig& before, const Sour
             to_text(configs.now.instructions.loss));
     if (now.records == RecordKind::messages)
       compare("data.instructions.chat_template", template_of(configs.before), template_of(configs.now));
+  } else {
+    const auto separator_text = [](const SourceConfig& source) {
+      return source.separator ? fmt::format("\"{}\"", *source.separator) : std::string("none");
+    };
+    compare(key + ".separator", separator_text(before), separator_text(now));
+    compare(key + ".field", before.field, now.field);
   }
   if (now.type != SourceKind::text && now.type != SourceKind::tokens)
     compare("data.on_bad_record", to_text(configs.before.on_bad_record), to_text(configs.now.on_bad_record));

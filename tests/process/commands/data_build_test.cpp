@@ -126,6 +126,9 @@ TEST_CASE("what_cannot_be_built_is_refused_by_name_and_what_is_damaged_ends_with
   refused({"data", "build", "small/cut.txt.gz", "--tokenizer", "bytes", "--output", "o2"}, 3,
           "small/cut.txt.gz: at byte 11");
   refused({"data", "build", lines, "--tokenizer", "none", "--output", "o"}, 2, "--tokenizer: none: no such file");
+  fs::create_directories(workspace() / "bare-tokenizer");
+  refused({"data", "build", lines, "--tokenizer", "bare-tokenizer", "--output", "o"}, 3,
+          "--tokenizer: bare-tokenizer: holds no tokenizer");
   refused({"data", "build", lines, "--tokenizer", "bytes", "--output", "o", "--shard", "3/3"}, 2, "--shard: \"3/3\"");
   refused({"data", "build", lines, "--tokenizer", "bytes", "--output", "o", "--split", "0,0"}, 2, "--split:");
   refused({"data", "build", "small/*.csv", "--tokenizer", "bytes", "--output", "o"}, 3, "no file matches");

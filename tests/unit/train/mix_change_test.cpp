@@ -252,6 +252,29 @@ TEST_CASE("a split that is added is told as such, and that the run may have seen
   CHECK_FALSE(contains(log_of(less), "may have trained on"));
 }
 
+TEST_CASE("a separator or a field that is another is told by its key") {
+  TinyRun run;
+  std::string lines;
+  for (unsigned i = 0; i < 60; ++i) lines += sample_text(80, i) + "\n----\n";
+  run.folder.write("many.txt", lines);
+  const auto separated = [](const std::string& by) {
+    return "data.train=[{path: many.txt, type: text" + by + "}]";
+  };
+  run.run({separated(", separator: '----'")}, 4);
+  run.run({separated("")}, 2);
+  CHECK(contains(log_of(run), "data.train.0.separator (was \"----\", is none). To go on where it was, set that back"));
+  CHECK_FALSE(contains(log_of(run), "data.train.0.field"));
+  CHECK_FALSE(contains(log_of(run), "holds other content"));
+  TinyRun fields;
+  std::string records;
+  for (unsigned i = 0; i < 60; ++i)
+    records += R"({"a": ")" + std::string(70 + i, 'x') + R"(", "b": ")" + std::string(90 - i, 'y') + "\"}\n";
+  fields.folder.write("many.jsonl", records);
+  fields.run({"data.train=[{path: many.jsonl, field: a}]"}, 4);
+  fields.run({"data.train=[{path: many.jsonl, field: b}]"}, 2);
+  CHECK(contains(log_of(fields), "data.train.0.field (was a, is b). To go on where it was, set that back"));
+}
+
 TEST_CASE("a validation set that has gained or lost files since the last start is told") {
   TinyRun run;
   run.folder.write("held/1.txt", sample_text(150, 3));
