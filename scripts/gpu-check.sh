@@ -5,7 +5,7 @@
 #   goldens   losses, gradients and twenty steps of tiny models of each family against PyTorch in float64; halves against PyTorch's autocast
 #   nccl      what one GPU can show of NCCL: a group of one rank, which sends to itself; absent where the machine has no libnccl.so.2
 #   training  the trainer on the GPU against that on the processor, saved and resumed to the bit
-#   layouts   every mesh of up to eight ranks, threads that share the GPU, and on them all that training can be asked for: the losses,
+#   layouts   meshes of up to eight ranks, threads that share the GPU, and on them all that training can be asked for: the losses,
 #             gradients and calls of one rank, in fp32, bf16 and fp16
 #   program   the program: a run whose worker is killed twice ends with the losses of one that nobody disturbs
 #   ranks     the program with two ranks that share the GPU (data 2 at ZeRO 3, tensor 2, pipeline 2): the losses of one rank
@@ -19,7 +19,8 @@
 # system, of LD_LIBRARY_PATH or of a Python installation that has them.
 set -euo pipefail
 # What each part may take of eight minutes, in seconds; what it leaves goes to those after it. parity computes everything on the
-# processors as well, in float64 (54 s beside an H100); training, program and ranks took 6 to 15 s there.
+# processors as well, in float64 (54 s beside an H100); training, program and ranks took 6 to 17 s there, and twice
+# as many layouts 163 s.
 declare -A share=([parity]=150 [goldens]=40 [nccl]=20 [training]=40 [layouts]=150 [program]=40 [ranks]=40 [gpus]=50 [speed]=120)
 all=(parity goldens nccl training layouts program ranks gpus speed)
 refuse() {

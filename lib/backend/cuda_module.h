@@ -16,7 +16,7 @@ namespace scaletrain {
 struct CudaOptions {
   int device = 0;              // among those that CUDA_VISIBLE_DEVICES leaves
   DType compute = DType::f32;  // f32 | bf16 | f16
-  bool tf32 = false;           // of f32: factors of linear maps' products come to TF32 first
+  bool tf32 = false;           // of f32: factors of products, attention apart, come to TF32 first
   bool graphs = false;         // of streams that are prepared: operations that come again are launched as CUDA graphs
   int threads = 1;  // of the host, which the rank may use for a moment: those that touch memory before it is pinned
   // Counts the pieces in which memory of the host is pinned. Null: nobody watches. Must outlive the backend and what it

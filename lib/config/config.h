@@ -56,8 +56,8 @@ enum class RankTransport { automatic, host, tcp, nccl };
 constexpr bool may_use_nccl(RankTransport transport) {
   return transport == RankTransport::automatic || transport == RankTransport::nccl;
 }
-// tf32: fp32, but that factors of the products of linear maps come to TF32 (10 bits behind the leading one) first,
-// which GPUs alone do.
+// tf32: fp32, but that factors of products of matrices, attention apart, come to TF32 (10 bits behind the leading one)
+// first, which GPUs alone do.
 enum class Precision { fp32, tf32, bf16, fp16 };
 
 struct RunConfig {

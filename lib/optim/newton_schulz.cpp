@@ -65,7 +65,8 @@ View NewtonSchulz::orthogonalise(Stream& stream, std::int64_t rows, std::int64_t
         stream,
         MatrixProduct{
             .a = x, .b = x, .addend = {}, .output = squares, .a_is_transposed = is_tall, .b_is_transposed = !is_tall});
-    // Both factors are symmetric: as a transpose each lies as kernels of GPUs like it best.
+    // The squares are symmetric, and so is the polynomial, but for rounding: as a transpose either lies as kernels of
+    // GPUs like it best.
     backend_.run(stream, MatrixProduct{.a = squares,
                                        .b = squares,
                                        .addend = squares,

@@ -30,7 +30,8 @@ TensorNorms::TensorNorms(Backend& backend, const ParamStore& store, const Parame
                          MeasuredNorms norms)
     : backend_(backend),
       store_(store),
-      sums_(backend, 2 * measured_ranges(store, is_measured).size() * sizeof(double)),
+      sums_(backend,
+            (norms == MeasuredNorms::gradients ? 1 : 2) * measured_ranges(store, is_measured).size() * sizeof(double)),
       totals_(static_cast<std::size_t>(num_summed(store.table()))) {
   const std::vector<ParamRange> ranges = measured_ranges(store, is_measured);
   if (norms == MeasuredNorms::weights_and_gradients) count(StateKind::master, ranges);

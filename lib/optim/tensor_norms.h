@@ -1,8 +1,8 @@
-// Norms of whole tensors, which LAMB, LARS, Adafactor and Muon measure their steps by: of the master weights, and of
-// what is in the gradients' place. Of a tensor that ranks hold in parts, or several times, it is that of the tensor:
-// every element once, as in the norm of the gradient (gradient_norm.h), by the same sums over the ranges that the
-// layout gives each data rank whatever the ZeRO stage, and then over the ranks. All ranks get the same bits; the bits
-// are those of a layout's tensor and data degree, and another layout's differ by rounding.
+// Norms of whole tensors, which LAMB, LARS, Adafactor and Muon measure their steps by: of the master weights (not
+// Muon), and of what is in the gradients' place. Of a tensor that ranks hold in parts, or several times, it is that of
+// the tensor: every element once, as in the norm of the gradient (gradient_norm.h), by the same sums over the ranges
+// that the layout gives each data rank whatever the ZeRO stage, and then over the ranks. All ranks get the same bits;
+// the bits are those of a layout's tensor and data degree, and another layout's differ by rounding.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +20,7 @@ inline bool decays(const Parameter& parameter) {
   return parameter.decays;
 }
 
+// gradients: of_weights() is 0 for all.
 enum class MeasuredNorms { weights_and_gradients, gradients };
 
 class TensorNorms {

@@ -9,6 +9,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "config/load.h"
 #include "nn/init.h"
 #include "optim/optimizer.h"
+#include "optim/slow_mean.h"
 #include "plan/run_plan.h"
 #include "support/random_tokens.h"
 #include "support/resident_memory.h"
@@ -81,9 +83,21 @@ inline Config bench_config(const BenchSettings& settings) {
   if (settings.overrides.empty()) return config;
   // Nothing reads it: a config without a source is refused.
   config.data.train.emplace_back().path = "/dev/null";
-  return parse_config(resolved_yaml(config), "the benchmark's config", "/", settings.overrides,
-                      [](const std::string&) { return std::nullopt; })
-      .config;
+  Config changed =
+      parse_config(resolved_yaml(config), "the benchmark's config", "/", settings.overrides, [](const std::string&) {
+        return std::nullopt;
+      }).config;
+  // What is measured by, and what a benchmark's steps do not do.
+  const auto shape_of = [](const Config& of) {
+    return std::make_tuple(of.model.context, of.train.micro_batch, of.train.global_batch, of.run.device,
+                           of.run.cuda_graphs, of.train.recompute, of.precision.compute);
+  };
+  if (shape_of(changed) != shape_of(config) || !changed.train.phases.empty() || changed.log.gradient_noise ||
+      changed.train.batch_ramp)
+    throw std::runtime_error(
+        "--set: the case and the other options say the context, batch, device, recomputation and precision, and a "
+        "benchmark's steps are all alike");
+  return changed;
 }
 
 // The plan and the initialised parameters, and how much memory there was before them: the library's code and tables are
@@ -171,6 +185,9 @@ struct BenchSteps {
         source(bench.phase.model.vocab, bench.phase.model.context) {
     settings.learning_rate = 1e-4;
     settings.clip_norm = 1.0;
+    settings.beta1 = bench.config.train.optimizer.beta1;
+    settings.beta2 = bench.config.train.optimizer.beta2;
+    settings.slow = slow_mean_at(bench.config.train.optimizer, 1, *bench.config.train.steps);
   }
   BenchSteps(const BenchSteps&) = delete;
   BenchSteps& operator=(const BenchSteps&) = delete;

@@ -187,6 +187,7 @@ LayoutRun measuring_noise(LayoutRun run) {
 
 LayoutOutcome check_steps(const LayoutRun& run, const LayoutRun& base) {
   const LayoutOutcome one = run_layout(base);
+  REQUIRE(one.problem == "");
   LayoutOutcome many = run_layout(run);
   CHECK(many.problem == "");
   CHECK(many.target_tokens == one.target_tokens);

@@ -92,6 +92,7 @@ exec "$(dirname "$0")/real/scaletrain" "${arguments[@]}" "${small[@]}"
   *) echo 'comparing linear maps'; sleep 12345.5 & exec sleep 12345.5 ;;
 esac
 )");
+    write_program("test_equivalence_gpu", "echo '[doctest] Status: SUCCESS!'\n");
     write_program("test_golden_gpu",
                   "[ -z \"$NO_GPU\" ] || echo 'a.h:19: MESSAGE: skipped: run.device: cuda: no GPU'\nls "
                   "\"$SCALETRAIN_GOLDEN_FOLDER\"/{gpt2,llama_tied,llama_untied}/autocast.json\n");
@@ -246,7 +247,8 @@ TEST_CASE("gpu_check_says_why_a_part_of_the_program_has_failed_or_cannot_be") {
 }
 
 TEST_CASE("gpu_check_kills_what_hangs_and_runs_the_parts_after_it") {
-  const Ended end = bundle().check("H100", {"parity", "goldens", "nccl", "training"}, {{"GPU_CHECK_SECONDS", "6"}});
+  const Ended end =
+      bundle().check("H100", {"parity", "goldens", "nccl", "training", "layouts"}, {{"GPU_CHECK_SECONDS", "9"}});
   CHECK(end.exit_code == 1);
   CHECK(end.seconds < 30.0);
   CHECK(processes_with("12345.5").empty());
@@ -255,11 +257,12 @@ TEST_CASE("gpu_check_kills_what_hangs_and_runs_the_parts_after_it") {
     return report.at(part).at("result").get<std::string>() + ": " + report.at(part).at("reason").get<std::string>();
   };
   CHECK(std::regex_match(told("parity"),
-                         std::regex("timed out: no end within [34] s, GPU_CHECK_SECONDS would give it more; the last "
+                         std::regex("timed out: no end within [345] s, GPU_CHECK_SECONDS would give it more; the last "
                                     "that it "
                                     "told: comparing linear maps \\(.*/gpu-check-logs/parity.log\\)")));
   CHECK(report.at("parity").at("log") == "gpu-check-logs/parity.log");
   CHECK(told("goldens") == "passed: ");
+  CHECK(told("layouts") == "passed: ");
   CHECK(told("nccl") == "absent: libnccl.so.2 is not found");
   CHECK(told("training")
             .starts_with(

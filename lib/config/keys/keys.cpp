@@ -334,7 +334,7 @@ void add_parallel(KeyTable<Config>& table) {
   table.push_back(
       top({"precision.compute", "",
            "Type of activations and of weights in products; auto: fp32 on CPUs, bf16 on GPUs. tf32: fp32 but for the "
-           "products of linear maps (GPUs alone).",
+           "products of linear maps and of Muon (GPUs alone).",
            with_notice},
           optional(EnumCodec<Precision>(), "auto"), FIELD(precision.compute)));
   table.push_back(top(

@@ -246,9 +246,9 @@ std::vector<Output> run_product(Device& device, const ProductOperands& o) {
 
 }  // namespace
 
-// Whether operands are transposed, what is added and by which factors goes by the index, so that each half, which has
-// every other case, has sums of several parts with every way to add. Then what Newton-Schulz
-// iterations multiply: a matrix by its own transpose, either way, and by itself, with itself as the addend.
+// Whether operands are transposed, what is added and by which factors goes by the index. bf16, which has every other
+// case, has sums of several parts with every way to add. Then what Newton-Schulz iterations multiply: a matrix by its
+// own transpose, either way, and by itself, with itself as the addend.
 std::vector<Case> matrix_product_cases() {
   std::vector<Case> cases;
   const auto add = [&](const ProductOperands& o) {

@@ -12,7 +12,7 @@
 
 namespace scaletrain::parity {
 
-// SharedBuffers for descriptors: contents do not matter, shapes and types do.
+// Buffers for descriptors: contents do not matter, shapes and types do.
 class SharedBuffers {
  public:
   View floats(Shape shape) { return device_.put(Values(static_cast<std::size_t>(shape.num_elements()), 1.0), shape); }
@@ -40,7 +40,7 @@ class SharedBuffers {
       message = error.what();
     }
     CAPTURE(message);
-    CHECK(message.find("." + operand) != std::string::npos);
+    CHECK(message.find("." + operand + ": ") != std::string::npos);
   }
 
  private:

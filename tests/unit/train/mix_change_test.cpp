@@ -257,9 +257,7 @@ TEST_CASE("a separator or a field that is another is told by its key") {
   std::string lines;
   for (unsigned i = 0; i < 60; ++i) lines += sample_text(80, i) + "\n----\n";
   run.folder.write("many.txt", lines);
-  const auto separated = [](const std::string& by) {
-    return "data.train=[{path: many.txt, type: text" + by + "}]";
-  };
+  const auto separated = [](const std::string& by) { return "data.train=[{path: many.txt, type: text" + by + "}]"; };
   run.run({separated(", separator: '----'")}, 4);
   run.run({separated("")}, 2);
   CHECK(contains(log_of(run), "data.train.0.separator (was \"----\", is none). To go on where it was, set that back"));
