@@ -9,9 +9,8 @@
 //   MODEL: a preset, llama-150m or llama-1.5b; PRECISION: fp32, tf32, bf16 or fp16. Without a case: GPT-2 124M and
 //   llama-150m at 1024 tokens and GPT-2 124M at 8192, each in fp32 and bf16. --samples: of 1024 tokens, how many make a
 //   micro-batch (4); a longer context takes fewer. --micro-batches: of a step (1). --python: runs PyTorch too, eager
-//   and compiled or as --torch-mode says. --set: of our own steps, as of `scaletrain run` (train.optimizer.type=muon);
-//   their rate and clipping are fixed.
-//   --json: writes what is printed there.
+//   and compiled or as --torch-mode says. --set: keys of train.optimizer of our own steps, but its
+//   learning rate. --json: writes what is printed there.
 // Exit status 3: the plan says that a case does not fit into the GPU's memory, and nothing was begun.
 #include <fmt/format.h>
 #include <unistd.h>
@@ -381,7 +380,7 @@ int main(int argc, char** argv) {
         ->check(CLI::IsMember({"eager", "compiled", "compiled-by-block"}));
     app.add_option("--device", options.device)->check(CLI::IsMember({"cpu", "cuda"}));
     app.add_flag("--graphs", options.graphs, "on GPUs: beside its own steps by CUDA graphs");
-    app.add_option("--set", options.overrides, "KEY=VALUE, of our own steps")->take_all();
+    app.add_option("--set", options.overrides, "KEY=VALUE of train.optimizer, of our own steps")->take_all();
     app.add_option("--json", options.json, "file to write");
     CLI11_PARSE(app, argc, argv);
     if (!options.python.empty() && options.torch_script.empty())

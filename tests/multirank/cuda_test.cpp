@@ -4,12 +4,8 @@
 #include <doctest/doctest.h>
 
 #include <iterator>
-#include <memory>
-#include <string>
-#include <utility>
 #include <vector>
 
-#include "store/staged_communicator.h"
 #include "support/cuda/gpu_under_test.h"
 #include "support/models/tiny_model.h"
 #include "support/ranks/rank_trainer.h"
@@ -27,41 +23,19 @@ struct Numbers {
 
 enum class On { cpu, gpu, gpu_by_graphs };
 
-std::unique_ptr<Backend> make_backend(DType compute, On on) {
-  if (on != On::cpu) return make_gpu(CudaOptions{.compute = compute, .graphs = on == On::gpu_by_graphs});
-  return make_cpu_backend({.threads = 1, .instruction_set = "auto", .compute = compute});
-}
-
-// Of rank 0, in some steps and an evaluation.
+// In some steps and an evaluation.
 Numbers train(const Config& config, DType compute, On on, int steps = 3) {
-  PhasePlan plan = make_run_plan(config, config.model.vocab.value_or(257), std::nullopt).phases.front();
-  plan.compute = compute;
-  if (on != On::cpu) plan.compute_on(*make_gpu(compute));
-  Numbers numbers;
-  RanksOptions options;
-  std::vector<std::unique_ptr<Backend>> copying(static_cast<std::size_t>(plan.mesh.world()));  // for communicators
-  if (on != On::cpu) {
-    options.mode = DirectOptions::Mode::caller;
-    options.decorate = [&](Rank rank, GroupKind kind, std::unique_ptr<Communicator> group) {
-      if (is_control(kind)) return group;
-      std::unique_ptr<Backend>& backend = copying[static_cast<std::size_t>(rank.value())];
-      if (!backend) backend = make_gpu(compute);
-      return make_staged_communicator(std::move(group), *backend);
+  LayoutRun run{.config = config, .steps = steps, .evaluation_samples = 5};
+  run.backend = compute == DType::bf16  ? TestBackend::cpu_bf16
+                : compute == DType::f16 ? TestBackend::cpu_f16
+                                        : TestBackend::cpu;
+  if (on != On::cpu)
+    run.make_gpu = [on](DType type) {
+      return make_gpu(CudaOptions{.compute = type, .graphs = on == On::gpu_by_graphs});
     };
-  }
-  const auto train_rank = [&](Rank rank, RankGroups& groups, InProcessWorld&) {
-    RankTrainer trainer(config, plan, rank, groups, make_backend(compute, on));
-    for (int step = 0; step < steps; ++step) {
-      const StepRunner::Result result = trainer.step();
-      if (rank.value() != 0) continue;
-      numbers.losses.push_back(result.outcome.loss);
-      numbers.grad_norms.push_back(result.outcome.grad_norm);
-    }
-    const double loss_sum = trainer.evaluate(5).loss_sum;
-    if (rank.value() == 0) numbers.evaluation = loss_sum;
-  };
-  run_ranks(plan.mesh, plan.group_facts(), train_rank, options);
-  return numbers;
+  const LayoutOutcome outcome = run_layout(run);
+  CHECK(outcome.problem == "");
+  return {.losses = outcome.losses, .grad_norms = outcome.grad_norms, .evaluation = outcome.evaluation.loss_sum};
 }
 
 // By turns, where each configuration needs but one.

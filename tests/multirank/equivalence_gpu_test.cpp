@@ -27,7 +27,7 @@ LayoutRun on_gpu(LayoutRun run, bool by_graphs = false) {
 // `of_host` rows, of few ranks and layers.
 std::vector<Row> rows_of(std::size_t stride, std::size_t of_host) {
   std::vector<Row> rows = make_rows();
-  if (graph_launches()) {
+  if (is_gpu_of_host()) {
     std::erase_if(rows, [](const Row& row) {
       return row.data * row.tensor * row.pipeline != 2 || run_of(row).config.model.layers > 4;
     });
@@ -38,7 +38,7 @@ std::vector<Row> rows_of(std::size_t stride, std::size_t of_host) {
   }
   std::vector<Row> chosen;
   for (std::size_t i = stride / 2; i < rows.size(); i += stride)
-    if (!graph_launches() || chosen.size() < of_host) chosen.push_back(rows[i]);
+    if (!is_gpu_of_host() || chosen.size() < of_host) chosen.push_back(rows[i]);
   return chosen;
 }
 
@@ -82,7 +82,7 @@ TEST_CASE("every_optimizer_on_layouts_of_a_gpu_has_the_losses_of_one_rank") {
   if (is_gpu_missing()) return;
   const std::vector<Row> rows = rows_of(9, 3);
   std::size_t next = 0;
-  const bool is_host = graph_launches().has_value();
+  const bool is_host = is_gpu_of_host();
   for (const NamedOptimizer& named : optimizers_beside_adamw()) {
     const OptimizerKind kind = named.config.type;
     // The host takes long: those that ask for norms, whole matrices, or sums of rows and columns.

@@ -12,6 +12,10 @@ std::unique_ptr<Backend> make_gpu(const CudaOptions& options) {
   return make_cuda_backend(options);
 }
 
+bool is_gpu_of_host() {
+  return true;
+}
+
 std::optional<std::uint64_t> graph_launches() {
   return fake_runtime::graph_launches();
 }

@@ -16,6 +16,8 @@ std::unique_ptr<Backend> make_gpu(const CudaOptions& options);
 inline std::unique_ptr<Backend> make_gpu(DType compute) {
   return make_gpu(CudaOptions{.compute = compute});
 }
+// Whether the host carries it out, for which everything takes long.
+bool is_gpu_of_host();
 // How many CUDA graphs have been launched; nothing where nobody counts them.
 std::optional<std::uint64_t> graph_launches();
 
