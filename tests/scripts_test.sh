@@ -61,6 +61,35 @@ expect 0 'training on processors: to train on the GPU, install the CUDA 13 toolk
 gpu_where 'echo "NVIDIA-SMI has failed because it could not communicate with the driver."; exit 9' '13.0'
 expect 0 'training on processors: nvidia-smi says: NVIDIA-SMI has failed because' "${chosen[@]}"
 expect 0 'it is <>' "${chosen[@]}"
+
+# What the quickstart builds and runs there and elsewhere: all packages are installed, cmake and what it builds say how they are called.
+program() {
+  printf '#!/bin/bash\n%s\n' "$2" >"bin/$1"
+  chmod +x "bin/$1"
+}
+program dpkg-query 'echo install ok installed'
+program uname 'echo x86_64'
+# shellcheck disable=SC2016 # of the program
+program cmake 'if [ "$1" = --preset ]; then
+  mkdir -p build/release/bin
+  printf "#!/bin/bash\necho \"scaletrain \$*\"\n" >build/release/bin/scaletrain
+  chmod +x build/release/bin/scaletrain
+fi
+echo "cmake $*" >&2'
+for tool in mkdir chmod; do ln -s "$(command -v "$tool")" "bin/$tool"; done
+mkdir -p build/quickstart-data build/cudnn-frontend/include
+touch build/cudnn-frontend/include/cudnn_frontend.h
+gpu_where 'echo 9.0' '13.0'
+expect 0 'cmake --preset release -DSCALETRAIN_BUILD_TESTS=OFF -DSCALETRAIN_CUDA=ON -DSCALETRAIN_CUDA_ARCHITECTURES=90-real' \
+  bash scripts/quickstart.sh
+expect 0 'cmake --build --preset release --target scaletrain scaletrain-cuda' bash scripts/quickstart.sh
+expect 0 'scaletrain run configs/quickstart.yaml --set parallel.data=1 --set parallel.tensor=1 --set parallel.pipeline=1' \
+  bash scripts/quickstart.sh
 rm bin/nvidia-smi bin/nvcc
+expect 0 'cmake --build --preset release --target scaletrain' bash scripts/quickstart.sh
+if grep -qE 'scaletrain-cuda|DSCALETRAIN_CUDA|parallel.data' said; then
+  echo 'the quickstart builds for a GPU where there is none'
+  failures=$((failures + 1))
+fi
 
 exit $((failures > 0))

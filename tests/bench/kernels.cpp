@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "bench_tools.h"
 #include "ceiling.h"
 #include "support/numbers.h"
 #include "support/processor_time.h"
@@ -35,11 +36,6 @@ constexpr std::int64_t head_rows = 256;  // of the head and the loss at a time, 
 constexpr std::int64_t params_without_positions = 123'653'376;
 constexpr int repetitions = 5;
 constexpr int repetitions_of_one = 21;  // where a name is given
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 // A thread's time counts when it sleeps: those of the backend do so some microseconds after an operation.
 double settled_seconds() {

@@ -17,6 +17,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
@@ -29,6 +30,7 @@
 
 #include "base/clock.h"
 #include "bench_model.h"
+#include "bench_tools.h"
 #include "machine_text.h"
 #include "plan/describe/devices.h"
 #include "support/turn_process.h"
@@ -172,7 +174,7 @@ std::string spread_text(std::vector<double> values, int digits) {
   const auto at = [&](double share) {
     return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
   };
-  return fmt::format("{:.{}f} ({:.{}f} to {:.{}f})", at(0.5), digits, at(0.25), digits, at(0.75), digits);
+  return fmt::format("{:.{}f} ({:.{}f} to {:.{}f})", median(values), digits, at(0.25), digits, at(0.75), digits);
 }
 
 // Of the last round's operations those that take most.
@@ -288,10 +290,13 @@ Json measure(const Case& measured, const Options& options, const std::optional<D
     fmt::print("{}\n", line);
     result["participants"].push_back(entry);
   }
-  // Of the round whose time is the median: what medians of each purpose make together is no step's time.
+  // Of the round whose time is nearest to the median: what medians of each purpose make together is no step's time.
   const std::vector<double>& rounds = all.front().seconds;
-  const auto median_round = std::find(rounds.begin(), rounds.end(), own) - rounds.begin();
-  fmt::print("    {:<36} {:>8.1f} ms\n", "the median step", 1e3 * own);
+  const auto median_round =
+      std::min_element(rounds.begin(), rounds.end(),
+                       [own](double a, double b) { return std::abs(a - own) < std::abs(b - own); }) -
+      rounds.begin();
+  fmt::print("    {:<36} {:>8.1f} ms\n", "the step nearest to the median", 1e3 * rounds[std::size_t(median_round)]);
   result["median_step_seconds"] = own;
   const double whole = waited[static_cast<std::size_t>(median_round)];
   if (options.device != "cpu") {

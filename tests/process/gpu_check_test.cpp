@@ -88,7 +88,10 @@ if [ -n "$NCCL_DIFFERS" ] && [[ "$*" == *transport=nccl* ]]; then small+=(--set 
 exec "$(dirname "$0")/real/scaletrain" "${arguments[@]}" "${small[@]}"
 )");
     write_program("test_backend", R"(case "$*" in
-  *nccl*) echo 'device_network_test.cpp:160: MESSAGE: skipped: NCCL: libnccl.so.2 is not found' ;;
+  *nccl*)
+    echo 'device_network_test.cpp:160: MESSAGE: skipped: NCCL: libnccl.so.2 is not found'
+    [ -z "$NO_CASES" ] || echo '[doctest] test cases: 0 | 0 passed | 0 failed | 165 skipped'
+    ;;
   *) echo 'comparing linear maps'; sleep 12345.5 & exec sleep 12345.5 ;;
 esac
 )");
@@ -123,7 +126,7 @@ participant() { printf '{\n"name": "%s",\n"seconds": [\n0.25\n],\n"tokens_per_se
 {
   printf '{\n"cases": [\n{\n"gpu": "%s",\n"participants": [\n' "$BENCH_GPU"
   case "$model" in gpt2-124m) participant scaletrain 400000.4 0.4125 ;; *) participant scaletrain 47999.2 0.525 ;; esac
-  for mode in $modes; do echo ,; participant "PyTorch 2.11.0 $mode, autocast" 39000.6 0; done
+  for mode in $modes; do echo ,; participant "PyTorch 2.11.0 $mode, autocast" "${TORCH_RATE:-39000.6}" 0; done
   printf ']\n}\n]\n}\n'
 } >"$file"
 )");
@@ -274,6 +277,9 @@ TEST_CASE("gpu_check_kills_what_hangs_and_runs_the_parts_after_it") {
   CHECK(Bundle::report().at("parity").at("result") == "timed out");
   CHECK(Bundle::report().at("training").at("result") == "not run: no time left");
   CHECK(std::regex_search(Bundle::table(), std::regex("\ntraining +not run: no time left +0 s")));
+  // A name that no test has passes as doctest sees it.
+  CHECK(bundle().check("H100", {"nccl"}, {{"NO_CASES", "yes"}}).exit_code == 1);
+  CHECK(has(Bundle::report().at("nccl").at("reason"), "test_backend: it has no test of the name --test-case=nccl_of"));
   for (const char* wrong : {"0", "ten", "-5"})
     CHECK(bundle().check("H100", {"nccl"}, {{"GPU_CHECK_SECONDS", wrong}}).exit_code == 2);
 }
@@ -306,6 +312,18 @@ TEST_CASE("gpu_check_holds_speeds_to_the_bars_of_the_gpu_and_beside_pytorch") {
   CHECK(speed.at("result") == "passed");
   CHECK_FALSE(speed.at("models").at("gpt2-124m").contains("bar"));
   CHECK(line("gpt2-1558m") == "4 x 16 47999 52.5 % none not measured: ModuleNotFoundError: No module named 'torch'");
+  // PyTorch's eager steps may be faster, its compiled ones not; on GPUs that the bars are of.
+  const Ended slower =
+      bundle().check("H100", {"speed"}, {{"BENCH_GPU", "NVIDIA H200"}, {"TORCH_RATE", "400001.2"}});
+  CHECK(slower.exit_code == 1);
+  speed = Bundle::report().at("speed");
+  CHECK(speed.at("models").at("gpt2-124m").at("result") == "failed");
+  CHECK(speed.at("models").at("gpt2-124m").at("reason") ==
+        "400000 tokens/s, below the 400001 of PyTorch's steps, compiled");
+  CHECK(has(speed.at("reason"),
+            "gpt2-1558m: 47999 tokens/s, below the bar of 48000, 47999 tokens/s, below the 400001 of PyTorch's steps, "
+            "compiled-by-block"));
+  CHECK(bundle().check("H100", {"speed"}, {{"BENCH_GPU", "NVIDIA A100"}, {"TORCH_RATE", "400001.2"}}).exit_code == 0);
   // PyTorch's failure is none of ours.
   const Ended torch = bundle().check("H100", {"speed"}, {{"BENCH_GPU", "NVIDIA A100"}, {"TORCH_FAILS", "yes"}});
   CHECK_MESSAGE(torch.exit_code == 0, torch.output);
