@@ -313,8 +313,7 @@ TEST_CASE("gpu_check_holds_speeds_to_the_bars_of_the_gpu_and_beside_pytorch") {
   CHECK_FALSE(speed.at("models").at("gpt2-124m").contains("bar"));
   CHECK(line("gpt2-1558m") == "4 x 16 47999 52.5 % none not measured: ModuleNotFoundError: No module named 'torch'");
   // PyTorch's eager steps may be faster, its compiled ones not; on GPUs that the bars are of.
-  const Ended slower =
-      bundle().check("H100", {"speed"}, {{"BENCH_GPU", "NVIDIA H200"}, {"TORCH_RATE", "400001.2"}});
+  const Ended slower = bundle().check("H100", {"speed"}, {{"BENCH_GPU", "NVIDIA H200"}, {"TORCH_RATE", "400001.2"}});
   CHECK(slower.exit_code == 1);
   speed = Bundle::report().at("speed");
   CHECK(speed.at("models").at("gpt2-124m").at("result") == "failed");
