@@ -168,7 +168,9 @@ ExitCode inspect_path(const DataArguments& arguments) {
     return inspect_data(arguments.path, options_from(arguments, tokenizer.get()), progress);
   });
   tell(inspection, arguments);
-  tell_problems(inspection);
+  // What else a folder holds is of no concern to who looks into it; where nothing can be used there is no data.
+  if (tell_problems(inspection) == inspection.files.size())
+    throw InputError(arguments.path + ": nothing here can be used; what is wrong stands above");
   return ExitCode::finished;
 }
 

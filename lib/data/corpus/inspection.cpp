@@ -210,8 +210,8 @@ class FileInspector {
     }
     if (options_.tokenizer != nullptr) {
       vocab = options_.tokenizer->vocab_size();
-      if (const auto other = reads_all_ ? other_tokenizer(tokens->path(), *options_.tokenizer) : std::nullopt) {
-        if (other->is_certain) throw InputError(other->text);
+      if (const auto other = other_tokenizer(tokens->path(), *options_.tokenizer)) {
+        if (other->is_certain && reads_all_) throw InputError(other->text);
         if (options_.report) options_.report("notice: " + other->text);
       }
     }

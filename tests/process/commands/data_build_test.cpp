@@ -134,6 +134,8 @@ TEST_CASE("what_cannot_be_built_is_refused_by_name_and_what_is_damaged_ends_with
   refused({"data", "build", "small/*.csv", "--tokenizer", "bytes", "--output", "o"}, 3, "no file matches");
   refused({"data", "merge", "o3"}, 2, "no shard is there");
   refused({"data", "verify", "small"}, 3, "small: of 2 files 2 cannot be used");
+  for (const char* path : {"small", "small/a.jsonl"})
+    refused({"data", "inspect", path}, 3, std::string(path) + ": nothing here can be used; what is wrong stands above");
   check_built(workspace().run(
       {"data", "build", lines, "--tokenizer", "bytes", "--output", "o", "--overwrite", "--field", "body"}));
   const Ended seen = workspace().run({"data", "inspect", "o.bin", "--json", "--show", "1", "--tokenizer", "bytes"});
@@ -232,6 +234,12 @@ TEST_CASE("token_files_say_where_another_tokenizer_has_made_them") {
   CHECK(verified.exit_code == 3);
   CHECK(verified.says("made-out.bin was made with the tokenizer made-tokenizer (bpe "));
   CHECK(verified.says("and this is another file (bytes, 257 tokens), whose ids mean other tokens"));
+  // Who looks at them with another sees what they are not.
+  const Ended seen = workspace().run({"data", "inspect", "made-out.bin", "--tokenizer", "bytes"});
+  check_built(seen);
+  CHECK(seen.says("notice: " + (workspace() / "made-out.bin").filename().string() + " was made with the tokenizer "));
+  const Ended own = workspace().run({"data", "inspect", "made-out.bin", "--tokenizer", "made-tokenizer"});
+  CHECK_FALSE(own.says("notice:"));
 }
 
 TEST_CASE("a_program_without_the_module_for_parquet_refuses_it_with_what_to_do") {

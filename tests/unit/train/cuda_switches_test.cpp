@@ -1,4 +1,5 @@
-// What a run may ask for that changes its batch or its model, on a GPU: as on processors, and to the bit after a resume.
+// What a run may ask for that changes its batch or its model, on a GPU: as on processors, and to the bit after a
+// resume.
 #include "checkpoint/box_copy.h"
 #include "checkpoint/hugging_face/hugging_face.h"
 #include "optim/adaptive_batch.h"
@@ -60,9 +61,9 @@ TEST_CASE("a_batch_that_grows_by_steps_does_so_on_a_gpu") {
 TEST_CASE("a_batch_that_is_auto_follows_the_noise_that_a_gpu_measures") {
   if (is_gpu_missing()) return;
   const BatchAutoConfig bounds{.min = 2, .max = 16, .every = 2};
-  const Metrics found = resumed_to_the_bit({"train.global_batch=auto", "train.batch_auto={min: 2, max: 16, every: 2}",
-                                            "log.gradient_noise={every: 1, decay: 0.5}", "train.tokens=768",
-                                            "precision.compute=fp32"});
+  const Metrics found =
+      resumed_to_the_bit({"train.global_batch=auto", "train.batch_auto={min: 2, max: 16, every: 2}",
+                          "log.gradient_noise={every: 1, decay: 0.5}", "train.tokens=768", "precision.compute=fp32"});
   GradientNoiseState noise;
   std::int64_t batch = 2;
   std::int64_t most = 0;
@@ -79,8 +80,8 @@ TEST_CASE("a_batch_that_is_auto_follows_the_noise_that_a_gpu_measures") {
 
 TEST_CASE("a_model_that_grows_begins_on_a_gpu_at_the_loss_of_that_which_it_grew_from") {
   if (is_gpu_missing()) return;
-  const Settings model = {"model.layers=2", "model.activation=gelu_tanh", "train.steps=3",
-                          "train.lr_schedule.warmup=1", "precision.compute=fp32"};
+  const Settings model = {"model.layers=2", "model.activation=gelu_tanh", "train.steps=3", "train.lr_schedule.warmup=1",
+                          "precision.compute=fp32"};
   TinyRun before;
   REQUIRE(before.run(model) == ExitCode::finished);
   const Config config = before.config(model).config;
