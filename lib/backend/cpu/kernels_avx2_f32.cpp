@@ -55,38 +55,52 @@ SCALETRAIN_INLINE void prefetch_row(const float* row, size_t columns) {
   for (size_t column = 0; column < columns; column += line_floats) __builtin_prefetch(row + column);
 }
 
+// Words that are packed at a time: what is stored of a panel or group then fills cache lines, of which those of different
+// panels and groups share sets of the cache.
+constexpr size_t words_at_a_time = 8;
+
+template <class Rows>
+SCALETRAIN_INLINE void for_words(const float* matrix, ptrdiff_t stride, size_t columns, size_t k, const Rows& rows) {
+  for (size_t word = 0; word < k; word += words_at_a_time) {
+    const size_t count = k - word < words_at_a_time ? k - word : words_at_a_time;
+    const float* const from = matrix + static_cast<ptrdiff_t>(word) * stride;
+    for (size_t i = 0; i < count; ++i)
+      prefetch_row(from + static_cast<ptrdiff_t>(prefetch_rows + i) * stride, columns);
+    rows(from, word, count);
+  }
+}
+
 void pack_rows(const float* matrix, ptrdiff_t stride, size_t columns, size_t k, float* panels, ptrdiff_t panel_bytes) {
-  for (size_t row = 0; row < k; ++row) {
-    const float* const from = matrix + static_cast<ptrdiff_t>(row) * stride;
-    prefetch_row(from + static_cast<ptrdiff_t>(prefetch_rows) * stride, columns);
-    auto* panel = reinterpret_cast<char*>(panels + row * columns_of_panel);
+  for_words(matrix, stride, columns, k, [&](const float* from, size_t word, size_t count) {
+    auto* panel = reinterpret_cast<char*>(panels + word * columns_of_panel);
     for (size_t column = 0; column < columns; column += columns_of_panel, panel += panel_bytes) {
       const size_t left = columns - column;
-      auto* const to = reinterpret_cast<float*>(panel);
-      store(to, load_up_to(from + column, left));
-      store(to + lanes, left > lanes ? load_up_to(from + column + lanes, left - lanes) : V{});
+      auto* to = reinterpret_cast<float*>(panel);
+      const float* row = from + column;
+      for (size_t i = 0; i < count; ++i, row += stride, to += columns_of_panel) {
+        store(to, load_up_to(row, left));
+        store(to + lanes, left > lanes ? load_up_to(row + lanes, left - lanes) : V{});
+      }
     }
-  }
+  });
 }
 
 // Groups of 6 rows, so that what a product reads next follows in memory: blocks of 48 rows as they are packed elsewhere
 // cost a cache line for each word, and with a panel they do not fit into the first-level cache. A store of 8 reaches
 // into the next word, which is written later, but for the last.
 void pack_a(const float* matrix, ptrdiff_t stride, size_t rows, size_t k, float* blocks, ptrdiff_t block_bytes) {
-  for (size_t word = 0; word < k; ++word) {
-    const float* const from = matrix + static_cast<ptrdiff_t>(word) * stride;
-    prefetch_row(from + static_cast<ptrdiff_t>(prefetch_rows) * stride, rows);
+  for_words(matrix, stride, rows, k, [&](const float* from, size_t word, size_t count) {
+    const size_t inner = word + count < k ? count : count - 1;
     for (size_t row = 0; row < rows; row += group_rows) {
       auto* const block = reinterpret_cast<float*>(reinterpret_cast<char*>(blocks) +
                                                    static_cast<ptrdiff_t>(row / rows_of_block) * block_bytes);
-      float* const to = block + (row % rows_of_block / group_rows * k + word) * group_rows;
-      const V values = load_up_to(from + row, rows - row);
-      if (word + 1 < k)
-        store(to, values);
-      else
-        store_first(to, values, group_rows);
+      float* to = block + (row % rows_of_block / group_rows * k + word) * group_rows;
+      const float* at = from + row;
+      const size_t left = rows - row;
+      for (size_t i = 0; i < inner; ++i, at += stride, to += group_rows) store(to, load_up_to(at, left));
+      if (inner < count) store_first(to, load_up_to(at, left), group_rows);
     }
-  }
+  });
 }
 
 }  // namespace
