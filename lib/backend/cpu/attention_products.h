@@ -316,7 +316,7 @@ class PanelProducts {
                       static_cast<std::size_t>(summed), scratch_.a, packed_block_bytes(kernels_, words));
       PanelTile<S> tile = tile_of(scratch_.a, word_elements, count, size_, up_to_words<S>(summed), packed);
       place_packed_a(tile, kernels_, scratch_.a, words);
-      tile.b += first * panel_columns;
+      tile.b += first * kernels_.columns;
       tile.begins = begins ? 1 : 0;
       tile.sums = sums + key * size_;
       tile.sums_stride = size_;
@@ -330,8 +330,8 @@ class PanelProducts {
   const S* rounded(Weights weights) const {
     return weights == Weights::probabilities ? scratch_.probabilities : scratch_.score_gradients;
   }
-  static std::ptrdiff_t panel_bytes(std::int64_t k) {
-    return panel_columns * up_to_words<S>(k) * static_cast<std::ptrdiff_t>(sizeof(S));
+  std::ptrdiff_t panel_bytes(std::int64_t k) const {
+    return kernels_.columns * up_to_words<S>(k) * static_cast<std::ptrdiff_t>(sizeof(S));
   }
   static PanelTile<S> tile_of(const S* a, std::int64_t a_stride, std::int64_t rows, std::int64_t columns,
                               std::int64_t k, const Keys& b) {

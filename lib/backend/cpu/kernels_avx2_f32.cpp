@@ -1,4 +1,4 @@
-// f32 panels for processors with AVX2 and FMA: what gradients of weights need.
+// f32 panels for processors with AVX2 and FMA.
 #define SCALETRAIN_LANES 8
 #include <immintrin.h>
 
@@ -103,20 +103,138 @@ void pack_a(const float* matrix, ptrdiff_t stride, size_t rows, size_t k, float*
   });
 }
 
+using Vectors = V[lanes];
+
+// rows[i] lane j -> rows[j] lane i.
+SCALETRAIN_INLINE void transpose(Vectors& rows) {
+  Vectors t;
+#pragma GCC unroll 8
+  for (size_t i = 0; i < lanes; i += 4) {
+    const V low = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
+    const V high = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+    const V next_low = _mm256_unpacklo_ps(rows[i + 2], rows[i + 3]);
+    const V next_high = _mm256_unpackhi_ps(rows[i + 2], rows[i + 3]);
+    t[i] = _mm256_shuffle_ps(low, next_low, 0x44);
+    t[i + 1] = _mm256_shuffle_ps(low, next_low, 0xee);
+    t[i + 2] = _mm256_shuffle_ps(high, next_high, 0x44);
+    t[i + 3] = _mm256_shuffle_ps(high, next_high, 0xee);
+  }
+#pragma GCC unroll 8
+  for (size_t i = 0; i < 4; ++i) {
+    rows[i] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x20);
+    rows[i + 4] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x31);
+  }
+}
+
+// Elements [0, count) of `rows` rows of a matrix, zeros elsewhere, turned.
+SCALETRAIN_INLINE void load_turned(const float* matrix, ptrdiff_t stride, size_t rows, size_t count, Vectors& turned) {
+#pragma GCC unroll 8
+  for (size_t i = 0; i < lanes; ++i)
+    turned[i] = i < rows ? load_up_to(matrix + static_cast<ptrdiff_t>(i) * stride, count) : V{};
+  transpose(turned);
+}
+
+void pack_columns(const float* matrix, ptrdiff_t stride, size_t columns, size_t k, float* panels,
+                  ptrdiff_t panel_bytes) {
+  for (size_t column = 0; column < columns; column += columns_of_panel) {
+    auto* const panel = reinterpret_cast<float*>(reinterpret_cast<char*>(panels) +
+                                                 static_cast<ptrdiff_t>(column / columns_of_panel) * panel_bytes);
+    for (size_t half = 0; half < columns_of_panel; half += lanes) {
+      const size_t left = column + half < columns ? columns - column - half : 0;
+      const float* const from = matrix + static_cast<ptrdiff_t>(column + half) * stride;
+      for (size_t word = 0; word < k; word += lanes) {
+        Vectors turned;
+        load_turned(from + word, stride, left, k - word, turned);
+        const size_t count = k - word < lanes ? k - word : lanes;
+        for (size_t i = 0; i < count; ++i) store(panel + (word + i) * columns_of_panel + half, turned[i]);
+      }
+    }
+  }
+}
+
+// As pack_a has it.
+void pack_a_rows(const float* matrix, ptrdiff_t stride, size_t rows, size_t k, float* blocks, ptrdiff_t block_bytes) {
+  for (size_t row = 0; row < rows; row += group_rows) {
+    auto* const block = reinterpret_cast<float*>(reinterpret_cast<char*>(blocks) +
+                                                 static_cast<ptrdiff_t>(row / rows_of_block) * block_bytes);
+    float* to = block + row % rows_of_block / group_rows * k * group_rows;
+    const size_t left = rows - row < group_rows ? rows - row : group_rows;
+    for (size_t word = 0; word < k; word += lanes) {
+      Vectors turned;
+      load_turned(matrix + static_cast<ptrdiff_t>(row) * stride + word, stride, left, k - word, turned);
+      const size_t count = k - word < lanes ? k - word : lanes;
+      const size_t inner = word + count < k ? count : count - 1;
+      for (size_t i = 0; i < inner; ++i, to += group_rows) store(to, turned[i]);
+      if (inner < count) store_first(to, turned[inner], group_rows);
+    }
+  }
+}
+
+// --- the softmax of attention ---
+
+using Lanes = __m256i;
+constexpr size_t word_elements = 1;
+
+// Columns [column, column + 8) that are in [first, last).
+SCALETRAIN_INLINE Lanes lanes_between(size_t column, size_t first, size_t last) {
+  const Lanes below = lanes_below(column < last ? last - column : 0);
+  return _mm256_andnot_si256(lanes_below(column < first ? first - column : 0), below);
+}
+SCALETRAIN_INLINE V load_lanes(const float* p, Lanes mask) {
+  return _mm256_maskload_ps(p, mask);
+}
+SCALETRAIN_INLINE V load_lanes(const float* p, Lanes mask, V rest) {
+  return _mm256_blendv_ps(rest, _mm256_maskload_ps(p, mask), _mm256_castsi256_ps(mask));
+}
+SCALETRAIN_INLINE void store_lanes(float* p, V v, Lanes mask) {
+  _mm256_maskstore_ps(p, mask, v);
+}
+SCALETRAIN_INLINE V kept_lanes(V v, Lanes mask) {
+  return _mm256_and_ps(v, _mm256_castsi256_ps(mask));
+}
+SCALETRAIN_INLINE V load_masked(const float* p, Lanes mask) {
+  return load_lanes(p, mask);
+}
+SCALETRAIN_INLINE void store_rounded(float* p, V v) {
+  store(p, v);
+}
+// A masked store takes some processors many times as long as a whole one.
+SCALETRAIN_INLINE void store_first_rounded(float* p, V v, size_t count) {
+  if (count >= lanes)
+    store(p, v);
+  else
+    store_first(p, v, count);
+}
+SCALETRAIN_INLINE V exponential_below(V x) {
+  return exponential(x);
+}
+SCALETRAIN_INLINE float sum_of_lanes(V v) {
+  VH s = _mm256_castps256_ps128(v) + _mm256_extractf128_ps(v, 1);
+  s += VH(_mm_movehl_ps(s, s));
+  return s[0] + s[1];
+}
+SCALETRAIN_INLINE float largest_of_lanes(V v) {
+  VH m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+  return m[0] > m[1] ? m[0] : m[1];
+}
+
+#include "backend/cpu/kernels_panel_softmax.inc"
+
 }  // namespace
 
 constinit const PanelKernels<float> f32_panels_avx2 = {.name = "avx2",
                                                        .title = "AVX2",
                                                        .columns = columns_of_panel,
                                                        .product = product,
-                                                       .pack_columns = nullptr,
+                                                       .pack_columns = pack_columns,
                                                        .pack_rows = pack_rows,
                                                        .packs_groups = 1,
                                                        .packs_tiles = 0,
                                                        .pack_a = pack_a,
-                                                       .pack_a_rows = nullptr,
-                                                       .softmax_forward = nullptr,
-                                                       .softmax_backward = nullptr,
-                                                       .row_dots = nullptr};
+                                                       .pack_a_rows = pack_a_rows,
+                                                       .softmax_forward = softmax_forward,
+                                                       .softmax_backward = softmax_backward,
+                                                       .row_dots = row_dots};
 
 }  // namespace scaletrain::cpu

@@ -62,7 +62,7 @@ bool pays_turned(const Engine<float>& engine, const LinearForward& op) {
   const std::int64_t rows = op.input.shape()[0];
   const std::int64_t inputs = op.input.shape()[1];
   const std::size_t packed = align_up(static_cast<std::size_t>(rows), panel_columns) * static_cast<std::size_t>(inputs);
-  return engine.panels != nullptr && engine.panels->pack_columns != nullptr && rows >= fewest_turned_rows &&
+  return engine.panels != nullptr && engine.panels->columns == panel_columns && rows >= fewest_turned_rows &&
          rows <= most_turned_rows && op.output.shape()[1] >= 16 * rows && !op.bias && !op.addend && !op.activated &&
          packed * sizeof(float) <= engine.shared_bytes;
 }
