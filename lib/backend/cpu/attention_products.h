@@ -225,7 +225,7 @@ class PanelProducts {
         typed_(engine.typed),
         scratch_(scratch),
         size_(head_size),
-        rows_at_a_time_(kernels_.packs_tiles != 0 ? 4 * panel_tile_rows : panel_block_rows) {}
+        rows_at_a_time_(kernels_.packs_tiles != 0 ? 4 * panel_tile_rows : kernels_.packs_groups != 0 ? 24 : panel_block_rows) {}
 
   struct Keys {
     const S* panels;

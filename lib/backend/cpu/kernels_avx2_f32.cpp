@@ -130,7 +130,10 @@ SCALETRAIN_INLINE void transpose(Vectors& rows) {
 SCALETRAIN_INLINE void load_turned(const float* matrix, ptrdiff_t stride, size_t rows, size_t count, Vectors& turned) {
 #pragma GCC unroll 8
   for (size_t i = 0; i < lanes; ++i)
+{
+    __builtin_prefetch(matrix + static_cast<ptrdiff_t>(prefetch_rows + i) * stride);
     turned[i] = i < rows ? load_up_to(matrix + static_cast<ptrdiff_t>(i) * stride, count) : V{};
+}
   transpose(turned);
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backend/cpu/linear_panels.h"
 #include "backend/cpu/linear_tiles.h"
 #include "backend/cpu/sgemm.h"
 #include "backend/cpu/tile_grid.h"
@@ -108,6 +109,29 @@ void forward_turned(ThreadPool& pool, const Engine<float>& engine, const LinearF
   });
 }
 
+// finish(tile): what comes behind the product. A gated activation, whose gate and up are far from each other, is made of
+// all tiles at the end.
+template <class Finish>
+void forward_by_panels(ThreadPool& pool, const Engine<float>& engine, const LinearForward& op, bool adds,
+                       const Finish& finish) {
+  const bool has_pairs = op.activated && is_gated(op.activation);
+  const PanelProduct product{.rows = op.input.as<float>(),
+                             .num_rows = op.input.shape()[0],
+                             .k = op.input.shape()[1],
+                             .columns = op.output.shape()[1],
+                             .weight = op.weight.values.as<float>(),
+                             .weight_has_rows_of_k = true,
+                             .adds = adds,
+                             .output = op.output.as<float>()};
+  LinearPanels(pool, engine, product).run([&](const Tile& tile) {
+    finish(tile);
+    if (op.activated && !has_pairs) activate_tile(engine.typed, op, tile);
+  });
+  if (!has_pairs) return;
+  const TileGrid grid = make_grid(product.num_rows, op.activated.shape()[1], pool.size(), float_tiles);
+  pool.for_each(grid.count(), [&](std::int64_t item, int) { activate_tile(engine.typed, op, grid.at(item)); });
+}
+
 constexpr std::int64_t min_tile = 64;  // smaller ones run slower
 
 // The extent of each of `parts` pieces of about the same size.
@@ -165,6 +189,18 @@ void linear_forward(ThreadPool& pool, const Engine<float>& engine, const LinearF
     return;
   }
   const bool in_place = op.addend && op.addend.data() == op.output.data();
+  const auto finish = [&](const Tile& tile) {
+    const std::int64_t offset = tile.row * outputs + tile.column;
+    const float* addend = op.addend && !in_place ? op.addend.as<float>() + offset : nullptr;
+    const float* bias = op.bias ? op.bias.as<float>() + tile.column : nullptr;
+    if (bias || addend)
+      engine.all.add_to_rows({op.output.as<float>() + offset, outputs}, bias, {addend, outputs},
+                             static_cast<std::size_t>(tile.rows), static_cast<std::size_t>(tile.columns));
+  };
+  if (LinearPanels::pays(engine, rows, inputs, outputs)) {
+    forward_by_panels(pool, engine, op, in_place, finish);
+    return;
+  }
   for_forward_tiles(pool, engine.typed, op, float_tiles, 1, [&](const Tile& tile, int) {
     const std::int64_t offset = tile.row * outputs + tile.column;
     float* output = op.output.as<float>() + offset;
@@ -176,18 +212,26 @@ void linear_forward(ThreadPool& pool, const Engine<float>& engine, const LinearF
            .beta = in_place ? 1.0F : 0.0F,
            .c = output,
            .c_stride = outputs});
-    const float* addend = op.addend && !in_place ? op.addend.as<float>() + offset : nullptr;
-    const float* bias = op.bias ? op.bias.as<float>() + tile.column : nullptr;
-    if (bias || addend)
-      engine.all.add_to_rows({output, outputs}, bias, {addend, outputs}, static_cast<std::size_t>(tile.rows),
-                             static_cast<std::size_t>(tile.columns));
+    finish(tile);
   });
 }
 
-void linear_backward_input(ThreadPool& pool, const Engine<float>&, const LinearBackwardInput& op) {
+void linear_backward_input(ThreadPool& pool, const Engine<float>& engine, const LinearBackwardInput& op) {
   const std::int64_t rows = op.d_output.shape()[0];
   const std::int64_t outputs = op.d_output.shape()[1];
   const std::int64_t inputs = op.d_input.shape()[1];
+  if (LinearPanels::pays(engine, rows, outputs, inputs)) {
+    const PanelProduct product{.rows = op.d_output.as<float>(),
+                               .num_rows = rows,
+                               .k = outputs,
+                               .columns = inputs,
+                               .weight = op.weight.values.as<float>(),
+                               .weight_has_rows_of_k = false,
+                               .adds = false,
+                               .output = op.d_input.as<float>()};
+    LinearPanels(pool, engine, product).run([](const Tile&) {});
+    return;
+  }
   const TileGrid grid = make_grid(rows, inputs, pool.size(), float_tiles);
   pool.for_each(grid.count(), [&](std::int64_t item, int) {
     const Tile tile = grid.at(item);
