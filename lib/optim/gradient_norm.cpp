@@ -25,11 +25,14 @@ std::vector<ParamRange> counted_ranges(const ParamStore& store) {
 
 }  // namespace
 
-GradientSquares::GradientSquares(Backend& backend, const ParamStore& store)
-    : GradientSquares(backend, store, counted_ranges(store)) {}
+GradientSquares::GradientSquares(Backend& backend, const ParamStore& store, int results)
+    : GradientSquares(backend, store, counted_ranges(store), results) {}
 
-GradientSquares::GradientSquares(Backend& backend, const ParamStore& store, const std::vector<ParamRange>& ranges)
-    : backend_(backend), table_order_(ranges.size()), sums_(backend, ranges.size() * sizeof(double)) {
+GradientSquares::GradientSquares(Backend& backend, const ParamStore& store, const std::vector<ParamRange>& ranges,
+                                 int results)
+    : backend_(backend),
+      table_order_(ranges.size()),
+      sums_(backend, static_cast<std::size_t>(results) * ranges.size() * sizeof(double)) {
   for (std::size_t index = 0; index < ranges.size(); ++index) {
     const ParamRange& range = ranges[index];
     const HeldValues found = store.find(StateKind::gradient, range);
@@ -42,17 +45,27 @@ GradientSquares::GradientSquares(Backend& backend, const ParamStore& store, cons
             [&](std::size_t a, std::size_t b) { return ranges[a].parameter < ranges[b].parameter; });
 }
 
-void GradientSquares::issue(Stream& stream) {
+View GradientSquares::sums_of(int result) const {
+  const std::size_t count = table_order_.size();
+  return sums_.device(static_cast<std::size_t>(result) * count * sizeof(double), DType::f64,
+                      {narrow<std::int64_t>(count)});
+}
+
+void GradientSquares::issue(Stream& stream, int result) {
+  const View sums = sums_of(result);
   for (const Counted& counted : counted_)
     backend_.run(stream, SumsOfSquares{.values = counted.gradients,
                                        .spans = counted.spans,
-                                       .results = sums_.device(counted.first_sum * sizeof(double), DType::f64,
-                                                               {narrow<std::int64_t>(counted.spans.size())})});
-  sums_.to_host(stream);
+                                       .results = sums.rows(narrow<std::int64_t>(counted.first_sum),
+                                                            narrow<std::int64_t>(counted.spans.size()))});
+  sums_.to_host(stream, sums);
 }
 
-double GradientSquares::share() const {
-  const double* const sums = sums_.host(0, DType::f64, {narrow<std::int64_t>(table_order_.size())}).as<double>();
+double GradientSquares::share(int result) const {
+  const std::size_t count = table_order_.size();
+  const double* const sums =
+      sums_.host(static_cast<std::size_t>(result) * count * sizeof(double), DType::f64, {narrow<std::int64_t>(count)})
+          .as<double>();
   double total = 0;
   for (const std::size_t index : table_order_) total += sums[index];
   return total;

@@ -19,13 +19,13 @@ namespace scaletrain {
 // threads. Zero on a rank without parameters. Who wants the norm sums it over all ranks (sum_over_world).
 class GradientSquares {
  public:
-  // Both must outlive it.
-  GradientSquares(Backend& backend, const ParamStore& store);
+  // Both must outlive it. results: how many may be on their way to the host at once.
+  GradientSquares(Backend& backend, const ParamStore& store, int results = 1);
 
-  // Issues the sums over the gradients that the stream then finds, and their way to the host.
-  void issue(Stream& stream);
+  // Issues the sums over the gradients that the stream then finds, and their way to the host: one of the results.
+  void issue(Stream& stream, int result = 0);
   // When the stream has run that.
-  double share() const;
+  double share(int result = 0) const;
 
  private:
   // What one operation sums: ranges of a flat buffer, as they lie in it.
@@ -34,12 +34,13 @@ class GradientSquares {
     std::vector<ElementSpan> spans;  // kernels that run later still read them
     std::size_t first_sum = 0;
   };
-  GradientSquares(Backend& backend, const ParamStore& store, const std::vector<ParamRange>& ranges);
+  GradientSquares(Backend& backend, const ParamStore& store, const std::vector<ParamRange>& ranges, int results);
+  View sums_of(int result) const;
 
   Backend& backend_;
   std::vector<Counted> counted_;
   std::vector<std::size_t> table_order_;  // indices of sums
-  MirroredBuffer sums_;                   // one for each range
+  MirroredBuffer sums_;                   // [results, ranges]
 };
 
 }  // namespace scaletrain

@@ -48,7 +48,7 @@ struct RankTraffic {
 
 // Numbers (f64) that a step sums over all ranks: the norm, the loss, the tokens, and the votes.
 inline constexpr std::int64_t numbers_per_step = 5;
-// Before these, in a step in halves: the norms of both, and the tokens of the first.
+// Behind these, in a step in halves: the norms of both, and the tokens of the first.
 inline constexpr std::int64_t numbers_per_halves = 3;
 // And at the end of each set that they evaluate: its loss and its target tokens.
 inline constexpr std::int64_t numbers_per_evaluation = 2;

@@ -107,7 +107,9 @@ TEST_CASE("golden_twenty_adamw_steps_agree_with_pytorch_on_the_cpu") {
 // float64 is the truth and PyTorch's autocast, which keeps more in float32 (the residual stream, norms), the yardstick:
 // over all steps of all models, for of a few steps chance has the larger part. Products by AVX-512 bf16 are held to the
 // letter. Where halves are multiplied as floats the order of sums is one of many, and each makes other roundings: the
-// errors of three orders count, those of this processor, of portable code and of the reference.
+// errors of three orders count, those of this processor, of portable code and of the reference. So that a worse kernel
+// of this processor does not hide behind the other two, its own losses are held by themselves too: 60 of them, to two
+// standard errors of such a comparison.
 TEST_CASE("golden_losses_in_halves_are_no_further_from_float64_than_those_of_pytorch_autocast") {
   for (const Half& half : halves) {
     std::vector<MakeBackend> backends = {[&] { return make_cpu(half.type); }};
@@ -118,7 +120,9 @@ TEST_CASE("golden_losses_in_halves_are_no_further_from_float64_than_those_of_pyt
       backends.emplace_back([&] { return make_cpu(half.type, "portable"); });
       backends.emplace_back([&] { return make_reference_backend(half.type); });
     }
-    check_losses_against_autocast(half, errors_of_losses(half, backends), is_strict ? 1.0 : standard_errors(1));
+    const std::vector<ModelErrors> errors = errors_of_losses(half, backends);
+    check_losses_against_autocast(half, errors, is_strict ? 1.0 : standard_errors(1));
+    if (!is_strict) check_losses_against_autocast(half, {errors.front()}, standard_errors(2));
   }
 }
 

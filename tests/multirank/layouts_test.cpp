@@ -13,6 +13,7 @@
 #include "checkpoint/save/staging.h"
 #include "comm/collective/direct_engine.h"
 #include "store/staged_communicator.h"
+#include "support/models/optimizer_kinds.h"
 #include "support/models/tiny_model.h"
 #include "support/ranks/host_waits.h"
 #include "support/ranks/rank_trainer.h"
@@ -165,30 +166,103 @@ TEST_CASE("streams_that_run_late_and_memory_beyond_the_hosts_reach_change_no_bit
   }
 }
 
+namespace {
+
+// By rank: how often the host waits in a training step that runs beside a save, the second of a run.
+std::vector<std::uint64_t> waits_of_a_step(const Config& config, const PhasePlan& plan, TestBackend backend) {
+  std::vector<std::uint64_t> waits(static_cast<std::size_t>(plan.mesh.world()));
+  run_ranks(plan.mesh, plan.group_facts(), [&](Rank rank, RankGroups& groups, InProcessWorld&) {
+    RankTrainer trainer(config, plan, rank, groups, backend);
+    trainer.step();
+    // A save of a device's state is copied beside the step, and only the update runs behind it.
+    StateStaging staging(trainer.settled_store());
+    staging.begin(trainer.stream());
+    const std::uint64_t before = host_waits();
+    trainer.step([&] { CHECK(staging.hold_back(trainer.stream()) == is_fenced(backend)); });
+    waits[static_cast<std::size_t>(rank.value())] = host_waits() - before;
+    trainer.stream().synchronize();  // it waits for the copy, which ends here
+  });
+  return waits;
+}
+
+std::uint64_t shared_groups(const PhasePlan& plan, std::initializer_list<Axis> axes) {
+  std::uint64_t count = 0;
+  for (const Axis axis : axes) count += plan.mesh.degree(axis) > 1 ? 1 : 0;
+  return count;
+}
+
+// Sums over the world wait in each group that this rank shares with others.
+std::uint64_t waits_of_world_sum(const PhasePlan& plan) {
+  return shared_groups(plan, {Axis::tensor, Axis::data, Axis::pipeline});
+}
+
+void check_waits(const Config& config, TestBackend backend, std::uint64_t expected, const PhasePlan& plan) {
+  const std::vector<std::uint64_t> waits = waits_of_a_step(config, plan, backend);
+  CHECK(waits == std::vector<std::uint64_t>(waits.size(), expected));
+}
+
+constexpr std::array<TestBackend, 6> late_backends = {TestBackend::late_cpu,      TestBackend::fenced_cpu,
+                                                      TestBackend::late_cpu_bf16, TestBackend::fenced_cpu_bf16,
+                                                      TestBackend::late_cpu_f16,  TestBackend::fenced_cpu_f16};
+
+}  // namespace
+
 // For its stream once, and then for the other ranks: the numbers of the step are summed in each group that this rank
-// shares with others.
+// shares with others. A step in halves is no exception.
 TEST_CASE("the_host_waits_once_for_its_stream_and_once_in_each_sum_over_ranks_in_a_step_even_beside_a_save") {
   for (const TestLayout& layout : dozen_layouts()) {
-    for (const TestBackend backend : {TestBackend::late_cpu, TestBackend::fenced_cpu}) {
-      CAPTURE(layout.name);
-      Config config = small_config();
-      lay_out(config, layout);
-      const PhasePlan plan = make_test_plan(config, backend);
-      std::vector<std::uint64_t> waits(static_cast<std::size_t>(plan.mesh.world()));
-      run_ranks(plan.mesh, plan.group_facts(), [&](Rank rank, RankGroups& groups, InProcessWorld&) {
-        RankTrainer trainer(config, plan, rank, groups, backend);
-        trainer.step();
-        // A save of a device's state is copied beside the step, and only the update runs behind it.
-        StateStaging staging(trainer.settled_store());
-        staging.begin(trainer.stream());
-        const std::uint64_t before = host_waits();
-        trainer.step([&] { CHECK(staging.hold_back(trainer.stream()) == is_fenced(backend)); });
-        waits[static_cast<std::size_t>(rank.value())] = host_waits() - before;
-        trainer.stream().synchronize();  // it waits for the copy, which ends here
-      });
-      std::uint64_t sums = 0;
-      for (const Axis axis : {Axis::tensor, Axis::data, Axis::pipeline}) sums += plan.mesh.degree(axis) > 1 ? 1 : 0;
-      CHECK(waits == std::vector<std::uint64_t>(waits.size(), 1 + sums));
+    for (const TestBackend backend : late_backends) {
+      for (const bool in_halves : {false, true}) {
+        CAPTURE(layout.name);
+        CAPTURE(backend);
+        CAPTURE(in_halves);
+        Config config = small_config();
+        if (in_halves) config.log.gradient_noise = GradientNoiseConfig{.every = 1};
+        if (compute_type_of(backend) == DType::f16) config.precision.loss_scale = 1024.0;
+        lay_out(config, layout);
+        const PhasePlan plan = make_test_plan(config, backend);
+        check_waits(config, backend, 1 + waits_of_world_sum(plan), plan);
+      }
+    }
+  }
+}
+
+// What an optimizer measures of whole tensors is summed over the ranks by the host, and steps by what it finds
+// (optim/README.md has these numbers): for norms one more wait for the stream and one more sum over the world; Adafactor
+// sums the squares of its factors over the ranks of the stage before, behind a wait of its own.
+TEST_CASE("the_host_waits_once_more_for_norms_of_whole_tensors_and_once_more_for_factors") {
+  std::vector<NamedOptimizer> all = optimizers_beside_adamw();
+  all.push_back({"adamw in 8 bits", {.weight_decay = 0.1, .state = OptimizerStateType::int8}});
+  for (const NamedOptimizer& named : all) {
+    for (const TestLayout& layout : std::initializer_list<TestLayout>{
+             {"one rank", 1, 1, 1, 0},
+             {"data 2, zero 1", 2, 1, 1, 1},
+             {"data 2, tensor 2, pipeline 2, zero 2", 2, 2, 2, 2},
+             {"data 2, tensor 2 with sequence shards, zero 3", 2, 2, 1, 3, ScheduleKind::one_f_one_b, 1, true}}) {
+      for (const TestBackend backend : {TestBackend::late_cpu, TestBackend::fenced_cpu, TestBackend::fenced_cpu_bf16}) {
+        CAPTURE(named.name);
+        CAPTURE(layout.name);
+        CAPTURE(backend);
+        Config config = small_config();
+        config.train.optimizer = named.config;
+        lay_out(config, layout);
+        const PhasePlan plan = make_test_plan(config, backend);
+        const std::uint64_t world = waits_of_world_sum(plan);
+        std::uint64_t expected = 1 + world;
+        switch (named.config.type) {
+          case OptimizerKind::adafactor:
+            expected += 1 + shared_groups(plan, {Axis::tensor, Axis::data});
+            [[fallthrough]];
+          case OptimizerKind::lamb:
+          case OptimizerKind::lars:
+          case OptimizerKind::muon:
+            expected += 1 + world;
+            break;
+          default:
+            break;
+        }
+        check_waits(config, backend, expected, plan);
+      }
     }
   }
 }

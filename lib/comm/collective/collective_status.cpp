@@ -90,7 +90,8 @@ class ReportingTicket final : public Ticket::State {
  private:
   Ticket inner_;
   // While what a rank's own device computes before the call is under way, it waits for nobody. The host waits for that
-  // in the ticket anyway, since communicators of device memory go through the host's.
+  // in the ticket anyway, by design: communicators whose calls are told of here go through the host's memory. Those
+  // from device to device tell the status themselves (device_waits), without a wait.
   Event issued_;
   std::shared_ptr<const Reporter> reporter_;
   CollectiveStatus::Call call_;

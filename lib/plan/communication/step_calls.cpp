@@ -216,8 +216,8 @@ class StepWalk {
         for (const std::int64_t chunk : chunks_to_reduce_) store_.finish_gradients(units_of(chunk), declared_);
         chunks_to_reduce_.clear();
         if (work.part == StepPart::first_half) return;
-        if (work.part == StepPart::second_half) declare(world_sum_calls(plan_.group_facts(), numbers_per_halves));
-        declare(world_sum_calls(plan_.group_facts(), numbers_per_step));
+        declare(world_sum_calls(plan_.group_facts(),
+                                numbers_per_step + (work.part == StepPart::second_half ? numbers_per_halves : 0)));
         if (stage_sums_ > 0) declare(stage_sum_calls(plan_.group_facts(), stage_sums_));
         if (plan_.numbers_per_update > 0) declare(world_sum_calls(plan_.group_facts(), plan_.numbers_per_update));
         declare(update_calls_);

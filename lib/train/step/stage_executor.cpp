@@ -60,17 +60,15 @@ ExecutionOrder StageExecutor::order_of(std::span<const ScheduleStep> steps, int 
   return execution_order(order_of_execution(steps, buffers), plan.chunks, first_trained);
 }
 
-ExecutionResult StageExecutor::train(const ExecutionOrder& order, MicroBatchSource& source, double loss_gradient,
-                                     const OptimizerStep& optimizer_step, const ExecutionResult& before) {
+void StageExecutor::train(const ExecutionOrder& order, MicroBatchSource& source, double loss_gradient,
+                          const OptimizerStep& optimizer_step, SumsOf sums_of) {
   mode_ = Mode::train;
   loss_gradient_ = loss_gradient;
-  begin(before);
+  if (sums_of == SumsOf::this_part) begin({});
   run(order, source, optimizer_step);
-  if (!optimizer_step) {
-    loss_sum_.to_host(parts_.stream);
-    parts_.stream.synchronize();
-  }
-  return sums();
+  if (optimizer_step) return;
+  loss_sum_.to_host(parts_.stream);
+  parts_.stream.synchronize();
 }
 
 ExecutionResult StageExecutor::evaluate(const ExecutionOrder& order, MicroBatchSource& source,

@@ -70,15 +70,17 @@ class StageExecutor {
 
   // What the optimizer_step instruction does: called where the schedule has it, when no unit is acquired and what is
   // issued to the stream finds reduced gradients. sums() are the step's when the stream has run what was issued before:
-  // who wants them waits for it, which is the one time in a step that the host does.
+  // who wants them waits for it, which the host does once in a step.
   using OptimizerStep = std::function<void()>;
 
   // Runs the instructions of one step. Transfers on a single stage are bugs here.
   // loss_gradient is the plan's constant, times the loss scale where there is one. Without an optimizer_step the
-  // gradients are left for the caller to look at. before: sums that those of these instructions are added to, of a part
-  // of the step that was run before. After an exception the executor is of no more use.
-  ExecutionResult train(const ExecutionOrder& order, MicroBatchSource& source, double loss_gradient,
-                        const OptimizerStep& optimizer_step = {}, const ExecutionResult& before = {});
+  // gradients are left for the caller to look at, and sums() may be read. further: the sums go on from those of the
+  // part of the step that was run before, which nobody need have waited for. After an exception the executor is of no
+  // more use.
+  enum class SumsOf { this_part, further };
+  void train(const ExecutionOrder& order, MicroBatchSource& source, double loss_gradient,
+             const OptimizerStep& optimizer_step = {}, SumsOf sums_of = SumsOf::this_part);
   // Runs a part of an evaluation, and goes on with the sums of the parts before: in how many parts it is cut changes no
   // bit. Touches neither gradients nor anything that outlives it.
   ExecutionResult evaluate(const ExecutionOrder& order, MicroBatchSource& source, const ExecutionResult& before = {});
@@ -89,6 +91,8 @@ class StageExecutor {
 
   // Of the step or the part of an evaluation that was last under way, as the host has them.
   ExecutionResult sums() const;
+  // The host counts these itself: no wait.
+  std::int64_t target_tokens() const { return target_tokens_; }
 
  private:
   // Which of so many places are free.

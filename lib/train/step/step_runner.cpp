@@ -31,6 +31,10 @@ bool counts_loss(const PhasePlan& plan, Rank rank) {
   return position.tensor == 0 && position.pipeline + 1 == plan.mesh.degree(Axis::pipeline);
 }
 
+// Results of GradientSquares: of a whole step, and of its halves.
+constexpr int of_step = 0;
+constexpr std::array<int, 2> of_halves = {1, 2};
+
 // The micro-batches of an evaluation part.
 class PartSource final : public MicroBatchSource {
  public:
@@ -48,7 +52,7 @@ class PartSource final : public MicroBatchSource {
 
 StepRunner::StepRunner(const Parts& parts)
     : parts_(parts),
-      squares_(parts.backend, parts.store),
+      squares_(parts.backend, parts.store, parts.plan.gradient_noise ? 3 : 1),
       executor_(executor_parts(parts, parts.memory)),
       average_(parts.plan.ema ? std::optional<WeightAverage>(*parts.plan.ema) : std::nullopt) {
   parts_.optimizer.prepare(parts_.backend, parts_.store);
@@ -83,65 +87,70 @@ StepRunner::Result StepRunner::step(MicroBatchSource& source, const StepSettings
   return result;
 }
 
-double StepRunner::wait_for_squares() {
-  squares_.issue(parts_.stream);
-  parts_.stream.synchronize();
-  return squares_.share();
-}
-
 StepRunner::Result StepRunner::step_in_halves(const std::array<Half, 2>& halves, const StepSettings& settings,
                                               const AskVotes& votes, const BeforeUpdate& before_update) {
   const std::int64_t updates = settings.update - 1;
   const int first_trained = parts_.plan.table.first_trained_unit(updates);
   const double scale = parts_.plan.loss_gradient * settings.loss_scale;
-  const auto run = [&](const Half& half, const StageExecutor::OptimizerStep& then, const ExecutionResult& before) {
+  const auto run = [&](const Half& half, const StageExecutor::OptimizerStep& then, StageExecutor::SumsOf sums_of) {
     const ExecutionOrder& order = training_order(parts_.plan.micro_batches_of(half.samples), first_trained);
     parts_.store.zero_gradients(parts_.stream, updates);
     training_executor_ = &executor_;
-    return executor_.train(order, half.source, scale, then, before);
+    executor_.train(order, half.source, scale, then, sums_of);
   };
-  std::array<double, numbers_per_halves> numbers{};  // the squares of both, and the tokens of the first
-  const ExecutionResult first = run(halves[0],
-                                    [&] {
-                                      numbers[0] = wait_for_squares();
-                                      parts_.store.keep_gradients(parts_.stream);
-                                    },
-                                    {});
-  if (counts_loss(parts_.plan, parts_.rank)) numbers[2] = static_cast<double>(first.target_tokens);
+  // Nobody waits for the squares before the step's own wait: the host issues the second half while the first one runs.
+  std::array<HalfGradient, 2> measured;
+  run(
+      halves[0],
+      [&] {
+        squares_.issue(parts_.stream, of_halves[0]);
+        parts_.store.keep_gradients(parts_.stream);
+      },
+      StageExecutor::SumsOf::this_part);
+  measured[0].tokens = executor_.target_tokens();
   Result result;
   run(
       halves[1],
       [&] {
-        numbers[1] = wait_for_squares();
+        squares_.issue(parts_.stream, of_halves[1]);
         parts_.store.add_kept_gradients(parts_.stream);
-        sum_over_world(parts_.groups, numbers);
-        result = update(settings, votes, before_update);
+        result = update(settings, votes, before_update, &measured);
       },
-      first);
+      StageExecutor::SumsOf::further);
   if (result.outcome.skip != SkipReason::none) return result;
-  const std::int64_t tokens = std::llround(numbers[2]);
-  result.noise = measure_noise({HalfGradient{.sum_of_squares = numbers[0], .tokens = tokens},
-                                HalfGradient{.sum_of_squares = numbers[1], .tokens = result.target_tokens - tokens}},
-                               result.outcome.grad_norm, scale, halves[0].samples + halves[1].samples);
+  result.noise =
+      measure_noise(measured, result.outcome.grad_norm, scale, halves[0].samples + halves[1].samples);
   return result;
 }
 
 StepRunner::Result StepRunner::update(const StepSettings& settings, const AskVotes& ask,
-                                      const BeforeUpdate& before_update) {
+                                      const BeforeUpdate& before_update, std::array<HalfGradient, 2>* halves) {
   const bool counts = counts_loss(parts_.plan, parts_.rank);
-  squares_.issue(parts_.stream);
-  // The one wait of a step: from here on the host has the loss and the squares.
+  squares_.issue(parts_.stream, of_step);
+  // The host's one wait for its stream in a step, but for what the optimizer measures (optim/README.md has all): from
+  // here on it has the loss and the squares.
   parts_.stream.synchronize();
   const ExecutionResult sums = training_executor_->sums();
   const Votes votes = ask ? ask() : Votes();
   // Doubles hold token counts exactly up to 2^53.
-  std::array<double, numbers_per_step> numbers = {squares_.share(), counts ? sums.loss_sum : 0.0,
-                                                  counts ? static_cast<double>(sums.target_tokens) : 0.0,
-                                                  votes.interrupted ? 1.0 : 0.0, votes.save ? 1.0 : 0.0};
-  sum_over_world(parts_.groups, numbers);
+  std::array<double, numbers_per_step + numbers_per_halves> numbers = {
+      squares_.share(of_step), counts ? sums.loss_sum : 0.0, counts ? static_cast<double>(sums.target_tokens) : 0.0,
+      votes.interrupted ? 1.0 : 0.0, votes.save ? 1.0 : 0.0};
+  if (halves != nullptr) {
+    numbers[numbers_per_step] = squares_.share(of_halves[0]);
+    numbers[numbers_per_step + 1] = squares_.share(of_halves[1]);
+    numbers[numbers_per_step + 2] = counts ? static_cast<double>(halves->front().tokens) : 0.0;
+  }
+  sum_over_world(parts_.groups, std::span(numbers).first(halves != nullptr ? numbers.size() : numbers_per_step));
   Result result;
   result.target_tokens = std::llround(numbers[2]);
   result.votes = {.interrupted = numbers[3] > 0.0, .save = numbers[4] > 0.0};
+  if (halves != nullptr) {
+    const std::int64_t first_tokens = std::llround(numbers[numbers_per_step + 2]);
+    *halves = {HalfGradient{.sum_of_squares = numbers[numbers_per_step], .tokens = first_tokens},
+               HalfGradient{.sum_of_squares = numbers[numbers_per_step + 1],
+                            .tokens = result.target_tokens - first_tokens}};
+  }
   result.outcome = make_step_scalars({.sum_of_squares = numbers[0],
                                       .loss_sum = numbers[1],
                                       .num_tokens = result.target_tokens,

@@ -113,10 +113,10 @@ class StepRunner {
     StageExecutor executor;
   };
   StageExecutor& executor_for(std::int64_t context);
-  // What the schedule's optimizer_step means.
-  Result update(const StepSettings& settings, const AskVotes& votes, const BeforeUpdate& before_update);
-  // Of the gradients that the stream finds when it has run what it was given, over this rank's share of them.
-  double wait_for_squares();
+  // What the schedule's optimizer_step means. halves: where there are, the squares of both (which the stream has been
+  // given to sum) are summed over the ranks together with the step's numbers.
+  Result update(const StepSettings& settings, const AskVotes& votes, const BeforeUpdate& before_update,
+                std::array<HalfGradient, 2>* halves = nullptr);
   // Of steps that train nothing before this unit.
   const ExecutionOrder& training_order(std::int64_t num_micro_batches, int first_trained);
   const ExecutionOrder& evaluation_part(std::int64_t num_micro_batches);
