@@ -53,6 +53,7 @@ class Adafactor final : public RangeOptimizer {
     norms_.emplace(backend, store);
     moments_.emplace(backend, store, config().beta2_exponent);
   }
+  void issue_sums(Stream& stream) override { moments_->issue(stream); }
 
  private:
   void update_all(Backend& backend, Stream& stream, ParamStore& store, const StepScalars& step) override {

@@ -12,6 +12,10 @@ namespace scaletrain {
 
 namespace {
 
+std::size_t sums_at(std::int64_t first) {
+  return static_cast<std::size_t>(first) * sizeof(double);
+}
+
 std::int64_t end_of(std::span<const FactorPlace> places) {
   return places.empty() ? 0 : places.back().first + places.back().rows + places.back().columns;
 }
@@ -74,9 +78,13 @@ std::size_t FactoredMoments::host_bytes(const ParamTable& table, const ShardLayo
   return static_cast<std::size_t>(num_summed(table, layout)) * (size_of(masters) + sizeof(double));
 }
 
-void FactoredMoments::update(Stream& stream, const StepScalars& step) {
+View FactoredMoments::factors_image() const {
+  const View factors = store_.factors();
+  return factors_.view(0, factors.dtype(), factors.shape());
+}
+
+void FactoredMoments::issue(Stream& stream) {
   if (totals_.empty()) return;
-  const auto sums_at = [](std::int64_t first) { return static_cast<std::size_t>(first) * sizeof(double); };
   for (const Part& part : parts_) {
     const HeldValues found = store_.find(StateKind::gradient, part.range);
     backend_.run(stream, MatrixSquares{
@@ -86,10 +94,17 @@ void FactoredMoments::update(Stream& stream, const StepScalars& step) {
                              .columns = sums_.device(sums_at(part.first_sum + part.rows), DType::f64, {part.columns})});
   }
   if (!parts_.empty()) sums_.to_host(stream);
-  const View factors = store_.factors();
-  const View image = factors_.view(0, factors.dtype(), factors.shape());
-  backend_.copy(stream, factors, image);
-  stream.synchronize();
+  backend_.copy(stream, store_.factors(), factors_image());
+  is_issued_ = true;
+}
+
+void FactoredMoments::update(Stream& stream, const StepScalars& step) {
+  if (totals_.empty()) return;
+  if (!is_issued_) {
+    issue(stream);
+    stream.synchronize();
+  }
+  is_issued_ = false;
   std::fill(totals_.begin(), totals_.end(), 0.0);
   for (const Part& part : parts_) {
     const FactorPlace& place = store_.factor_place(part.range.parameter);
@@ -100,9 +115,10 @@ void FactoredMoments::update(Stream& stream, const StepScalars& step) {
     for (std::int64_t i = 0; i < part.columns; ++i) columns[i] += sums[part.rows + i];
   }
   if (store_.options().groups != nullptr) sum_over_stage(*store_.options().groups, totals_);
+  const View factors = store_.factors();
   for (const FactorPlace& place : store_.factor_places())
     factors.dtype() == DType::f64 ? renew<double>(place, step) : renew<float>(place, step);
-  backend_.copy(stream, image, factors);
+  backend_.copy(stream, factors_image(), factors);
   inverse_.to_device(stream);
 }
 

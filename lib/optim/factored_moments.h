@@ -31,9 +31,12 @@ class FactoredMoments {
   // The least root of a second moment, so that a gradient that was always 0 gives 0: of the paper's ε1, 1e-30.
   static constexpr double smallest_root = 1e-15;
 
-  // From the gradients, which are complete: issues the sums of their squares, waits for the stream, sums over the
-  // ranks, and renews the store's factors of what has joined, unless the step is skipped. All ranks of the stage call
-  // it.
+  // From the gradients, which are complete: issues the sums of their squares and the way of these and of the store's
+  // factors to the host.
+  void issue(Stream& stream);
+  // Sums over the ranks what was issued since the update before, for which the caller has waited; where nothing was,
+  // issues it and waits for the stream. Then renews the store's factors of what has joined, unless the step is skipped.
+  // All ranks of the stage call it.
   void update(Stream& stream, const StepScalars& step);
   // Issues the division of the gradients of a range by the roots of their moments: of the matrices that joined after so
   // many updates. step: the scalars in memory of the device.
@@ -51,6 +54,7 @@ class FactoredMoments {
   static std::vector<Part> parts_of(const ParamTable& table, const ShardLayout& layout);
   static std::size_t sums_of(std::span<const Part> parts);
 
+  View factors_image() const;
   template <class T>
   void renew(const FactorPlace& place, const StepScalars& step);
 
@@ -62,6 +66,7 @@ class FactoredMoments {
   MirroredBuffer inverse_;      // as the store's factors lie, in their type: what a gradient is multiplied by
   Buffer factors_;              // of the host: an image of the store's
   std::vector<double> totals_;  // as the store's factors lie
+  bool is_issued_ = false;
 };
 
 }  // namespace scaletrain

@@ -25,6 +25,7 @@ class Lars final : public RangeOptimizer {
     RangeOptimizer::prepare(backend, store);
     if (!norms_) norms_.emplace(backend, store, decays);
   }
+  void issue_sums(Stream& stream) override { norms_->issue(stream); }
 
  private:
   void update_all(Backend& backend, Stream& stream, ParamStore& store, const StepScalars& step) override {

@@ -55,6 +55,10 @@ class Optimizer {
 
   // Allocates what a step needs, which the first one does otherwise. The store must outlive the steps.
   virtual void prepare(Backend& backend, const ParamStore& store) = 0;
+  // Issues what the next step() reads of masters and gradients as they now are, and its way to the host, where there is
+  // something; needs prepare(). Who then waits for the stream, as for the gradient's norm, before step(), with the same
+  // masters and gradients, spares step() a wait of its own; without this call step() does all itself.
+  virtual void issue_sums(Stream&) {}
   // Updates every range of the store, which must have been made with these state names, and then tells it, so that
   // cached compute forms are dropped and replicas gather each other's pieces: no unit may be acquired. Parameters that
   // join later than this update (Parameter::joins_after, ParamStore::updates) stay as they are, and so does their

@@ -54,14 +54,22 @@ std::int64_t TensorNorms::num_summed(const ParamTable& table) {
   return 2 * narrow<std::int64_t>(table.parameters().size());
 }
 
-void TensorNorms::measure(Stream& stream) {
+void TensorNorms::issue(Stream& stream) {
   for (const Counted& counted : counted_)
     backend_.run(stream, SumsOfSquares{.values = counted.values,
                                        .spans = counted.spans,
                                        .results = sums_.device(counted.first_sum * sizeof(double), DType::f64,
                                                                {narrow<std::int64_t>(counted.spans.size())})});
   sums_.to_host(stream);
-  stream.synchronize();
+  is_issued_ = true;
+}
+
+void TensorNorms::measure(Stream& stream) {
+  if (!is_issued_) {
+    issue(stream);
+    stream.synchronize();
+  }
+  is_issued_ = false;
   std::fill(totals_.begin(), totals_.end(), 0.0);
   if (!sum_of_.empty()) {
     const double* const sums = sums_.host(0, DType::f64, {narrow<std::int64_t>(sum_of_.size())}).as<double>();

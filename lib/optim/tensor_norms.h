@@ -32,8 +32,10 @@ class TensorNorms {
   // Numbers that measure() sums over all ranks.
   static std::int64_t num_summed(const ParamTable& table);
 
-  // Issues the sums of what the stream then finds, waits for it, and sums them over the ranks: a wait of the host, and
-  // calls that all ranks make.
+  // Issues the sums of what the stream then finds, and their way to the host.
+  void issue(Stream& stream);
+  // Sums over the ranks what was issued since the measurement before, for which the caller has waited; where nothing
+  // was, issues it and waits for the stream: a wait of the host. And calls that all ranks make.
   void measure(Stream& stream);
   // Of the newest measurement, by the parameter's index in the table; of those that are not measured 0.
   double of_weights(int parameter) const;
@@ -54,6 +56,7 @@ class TensorNorms {
   std::vector<std::size_t> sum_of_;  // by range, weights first: index into totals_
   MirroredBuffer sums_;
   std::vector<double> totals_;  // of the weights of each parameter, then of their gradients
+  bool is_issued_ = false;
 };
 
 }  // namespace scaletrain

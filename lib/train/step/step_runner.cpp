@@ -118,8 +118,7 @@ StepRunner::Result StepRunner::step_in_halves(const std::array<Half, 2>& halves,
       },
       StageExecutor::SumsOf::further);
   if (result.outcome.skip != SkipReason::none) return result;
-  result.noise =
-      measure_noise(measured, result.outcome.grad_norm, scale, halves[0].samples + halves[1].samples);
+  result.noise = measure_noise(measured, result.outcome.grad_norm, scale, halves[0].samples + halves[1].samples);
   return result;
 }
 
@@ -127,8 +126,9 @@ StepRunner::Result StepRunner::update(const StepSettings& settings, const AskVot
                                       const BeforeUpdate& before_update, std::array<HalfGradient, 2>* halves) {
   const bool counts = counts_loss(parts_.plan, parts_.rank);
   squares_.issue(parts_.stream, of_step);
-  // The host's one wait for its stream in a step, but for what the optimizer measures (optim/README.md has all): from
-  // here on it has the loss and the squares.
+  parts_.optimizer.issue_sums(parts_.stream);
+  // The host's one wait for its stream in a step, but for norms of directions (optim/README.md has all): from here on
+  // it has the loss and the sums.
   parts_.stream.synchronize();
   const ExecutionResult sums = training_executor_->sums();
   const Votes votes = ask ? ask() : Votes();
@@ -147,9 +147,9 @@ StepRunner::Result StepRunner::update(const StepSettings& settings, const AskVot
   result.votes = {.interrupted = numbers[3] > 0.0, .save = numbers[4] > 0.0};
   if (halves != nullptr) {
     const std::int64_t first_tokens = std::llround(numbers[numbers_per_step + 2]);
-    *halves = {HalfGradient{.sum_of_squares = numbers[numbers_per_step], .tokens = first_tokens},
-               HalfGradient{.sum_of_squares = numbers[numbers_per_step + 1],
-                            .tokens = result.target_tokens - first_tokens}};
+    *halves = {
+        HalfGradient{.sum_of_squares = numbers[numbers_per_step], .tokens = first_tokens},
+        HalfGradient{.sum_of_squares = numbers[numbers_per_step + 1], .tokens = result.target_tokens - first_tokens}};
   }
   result.outcome = make_step_scalars({.sum_of_squares = numbers[0],
                                       .loss_sum = numbers[1],
