@@ -58,8 +58,8 @@ std::vector<BundleEntry> Transformer::boundary(const BatchShape& shape, DType co
   return {{"hidden", compute, Shape{own_rows(part_, shape.rows()), spec_.hidden}}};
 }
 
-std::vector<GroupCall> Transformer::calls(int unit, Opcode pass, const BatchShape& shape, DType compute,
-                                          Mode mode) const {
+std::vector<GroupCall> Transformer::calls(int unit, Opcode pass, const BatchShape& shape, DType compute, Mode mode,
+                                          EvaluatedLosses losses) const {
   std::vector<GroupCall> declared;
   DeclaringBackend backend(compute);
   HostStream stream;
@@ -73,6 +73,8 @@ std::vector<GroupCall> Transformer::calls(int unit, Opcode pass, const BatchShap
   batch.positions = of_tokens;
   batch.loss_gradient = 1.0;
   batch.loss_sum = View(region.data, DType::f64, {1}, region.space);
+  if (losses == EvaluatedLosses::by_sample)
+    batch.sample_losses = View(region.data, DType::f64, {shape.samples}, region.space);
   const UnitWeights weights;
   const UnitGradients gradients;
   const UnitRun run{.backend = backend,

@@ -26,9 +26,9 @@ class Transformer {
   std::vector<BundleEntry> boundary(const BatchShape& shape, DType compute) const;
   // What a pass of a unit (forward, backward, backward_input or backward_weight; of an evaluation forward alone) asks
   // of the tensor group, in order: the pass itself says so, run without computing anything. Nothing for a tensor degree
-  // of one.
-  std::vector<GroupCall> calls(int unit, Opcode pass, const BatchShape& shape, DType compute,
-                               Mode mode = Mode::train) const;
+  // of one. losses: of an evaluation.
+  std::vector<GroupCall> calls(int unit, Opcode pass, const BatchShape& shape, DType compute, Mode mode = Mode::train,
+                               EvaluatedLosses losses = EvaluatedLosses::of_all) const;
 
  private:
   ModelSpec spec_;

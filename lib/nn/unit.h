@@ -74,6 +74,8 @@ enum class Mode {
   train,     // the loss and its gradient are computed in the head's backward
   evaluate,  // the loss is computed in the head's forward; no gradients
 };
+// What an evaluation adds up: BatchContext::loss_sum, or sample_losses.
+enum class EvaluatedLosses { of_all, by_sample };
 
 // What every unit may read of a micro-batch. Views of memory that outlives the micro-batch's last pass.
 struct BatchContext {
@@ -91,7 +93,7 @@ struct BatchContext {
   double loss_gradient = 0.0;
   View loss_sum;  // [1] f64: the head adds the sum of the micro-batch's token losses
   // [B] f64, of an evaluation that asks for them: the head adds the sum of each sample's token losses, in place of
-  // loss_sum. It asks the tensor group more often then, for no more at once, than Transformer::calls() says.
+  // loss_sum. It asks the tensor group more often then, for no more at once (EvaluatedLosses::by_sample).
   View sample_losses{};
 };
 

@@ -38,6 +38,10 @@ void check_calls(const std::string& name, const Config& config, TestBackend back
                  {.kind = Kind::load},
                  {.kind = Kind::evaluation, .evaluated = 3},
                  {.kind = Kind::load},
+                 {},
+                 {.kind = Kind::evaluation_by_sample, .evaluated = 3},
+                 {.kind = Kind::load},
+                 {.kind = Kind::evaluation_by_sample, .evaluated = 9, .may_be_given_up = true},
                  {}};
   const LayoutOutcome outcome = run_layout(run);
   CHECK(outcome.problem.empty());
@@ -148,6 +152,24 @@ TEST_CASE("calls of steps in halves are as planned and in the planned order, bet
   chunks.parallel.schedule = ScheduleKind::interleaved;
   chunks.parallel.chunks = 2;
   check_calls("halves, two chunks", chunks);
+}
+
+// What the walk must tell apart: the tensor group is asked once for each piece of a sample, and the losses of all
+// samples are summed over the ranks in place of a set's two numbers.
+TEST_CASE("calls of an evaluation by sample are other ones than those of the evaluation of a set") {
+  using Kind = RankWork::Kind;
+  Config config = laid_out(2, 2, 1, 0);
+  config.train.micro_batch = 2;
+  const PhasePlan plan = make_test_plan(config, TestBackend::reference_f32);
+  const auto count = [&](Kind kind, GroupKind group) {
+    std::int64_t calls = 0;
+    for (const PlannedCall& call : collective_order(plan, Rank(0), std::array{RankWork{.kind = kind, .evaluated = 1}}))
+      calls += call.group == group ? 1 : 0;
+    return calls;
+  };
+  // Of the two samples' tokens one gather each, and not one for both.
+  CHECK(count(Kind::evaluation_by_sample, GroupKind::tensor) == count(Kind::evaluation, GroupKind::tensor) + 1);
+  CHECK(count(Kind::evaluation_by_sample, GroupKind::data) == count(Kind::evaluation, GroupKind::data));
 }
 
 // Where masters and compute weights are two, a load makes the latter anew, and gathers them under ZeRO 1 and 2.

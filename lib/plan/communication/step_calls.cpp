@@ -81,10 +81,11 @@ struct WorkKind {
   bool is_last = false;
   int first_trained = 0;
   StepPart part = StepPart::whole;
+  EvaluatedLosses losses = EvaluatedLosses::of_all;
   auto operator<=>(const WorkKind&) const = default;
 };
 
-WorkKind kind_of(const ExecutedInstruction& executed, Mode mode, StepPart part) {
+WorkKind kind_of(const ExecutedInstruction& executed, Mode mode, StepPart part, EvaluatedLosses losses) {
   const Instruction& instruction = executed.instruction;
   return {mode,
           instruction.op,
@@ -93,7 +94,8 @@ WorkKind kind_of(const ExecutedInstruction& executed, Mode mode, StepPart part) 
           executed.next_unit,
           executed.is_last,
           executed.first_trained,
-          part};
+          part,
+          losses};
 }
 
 // Makes the calls of steps, evaluations and loads as they are made (train/step/stage_executor.cpp, step_runner.cpp).
@@ -116,10 +118,11 @@ class StepWalk {
     store_.zero_gradients();
     explored_ = now_ = number_of({store_.state(), chunks_to_reduce_});
   }
-  void run(const ExecutionOrder& order, Mode mode, StepPart part = StepPart::whole) {
+  void run(const ExecutionOrder& order, Mode mode, StepPart part = StepPart::whole,
+           EvaluatedLosses losses = EvaluatedLosses::of_all) {
     for (const ExecutedInstruction& executed : order) {
       const Opcode op = executed.instruction.op;
-      if (op != Opcode::release) step(kind_of(executed, mode, part));
+      if (op != Opcode::release) step(kind_of(executed, mode, part, losses));
     }
   }
   void load() {
@@ -233,7 +236,7 @@ class StepWalk {
       const bool reads_weights = work.op != Opcode::backward_weight || unit.weight_pass_reads_weights();
       if (reads_weights) store_.acquire(turn.unit, declared_);
       if (turn.next_unit >= 0) store_.prefetch(turn.next_unit, declared_);
-      declare(calls_of_pass(turn.unit, work.op, work.mode));
+      declare(calls_of_pass(turn.unit, work));
       if (adds_gradients) store_.release_gradients(turn.unit, work.is_last, declared_);
       if (reads_weights) store_.release(turn.unit);
     }
@@ -253,9 +256,9 @@ class StepWalk {
                          .channel = call.channel});
   }
 
-  const std::vector<GroupCall>& calls_of_pass(int unit, Opcode op, Mode mode) {
-    const auto [entry, is_new] = passes_.try_emplace({unit, op, mode});
-    if (is_new) entry->second = model_.calls(unit, op, plan_.micro_batch, plan_.compute, mode);
+  const std::vector<GroupCall>& calls_of_pass(int unit, const WorkKind& work) {
+    const auto [entry, is_new] = passes_.try_emplace({unit, work.op, work.mode, work.losses});
+    if (is_new) entry->second = model_.calls(unit, work.op, plan_.micro_batch, plan_.compute, work.mode, work.losses);
     return entry->second;
   }
   void declare(const std::vector<GroupCall>& calls) { declared_.insert(declared_.end(), calls.begin(), calls.end()); }
@@ -269,7 +272,7 @@ class StepWalk {
   std::int64_t stage_sums_;              // numbers that the optimizer sums over the stage
   std::vector<GroupCall> update_calls_;  // of the optimizer
   UnitsByChunk units_;
-  std::map<std::tuple<int, Opcode, Mode>, std::vector<GroupCall>> passes_;
+  std::map<std::tuple<int, Opcode, Mode, EvaluatedLosses>, std::vector<GroupCall>> passes_;
   std::map<State, int> numbers_;      // in the order in which they are found
   std::vector<const State*> states_;  // by number
   std::map<std::pair<int, WorkKind>, Change> changes_;
@@ -323,16 +326,21 @@ void walk_halves(StepWalk& walk, const PhasePlan& plan, Rank rank, int first_tra
   }
 }
 
+// In parts, of a set, whose few numbers are summed at the end, or by sample: then the losses of each part's samples, of
+// all replicas, behind it (StepRunner::evaluate and evaluate_samples).
 void walk_evaluation(StepWalk& walk, const PhasePlan& plan, Rank rank, const RankWork& work) {
+  const bool by_sample = work.kind == RankWork::Kind::evaluation_by_sample;
   const std::int64_t longest = longest_evaluation_part(plan);
   for (std::int64_t first = 0; first < work.evaluated; first += longest) {
     if (work.may_be_given_up) walk.sum_over_world(1);
-    const auto steps =
-        make_evaluation_schedule(plan.mesh.degree(Axis::pipeline), std::min(longest, work.evaluated - first),
-                                 plan.chunks, Stage(plan.mesh.position_of(rank).pipeline));
-    walk.run(order_of(plan, rank, steps, 0), Mode::evaluate);
+    const std::int64_t count = std::min(longest, work.evaluated - first);
+    const auto steps = make_evaluation_schedule(plan.mesh.degree(Axis::pipeline), count, plan.chunks,
+                                                Stage(plan.mesh.position_of(rank).pipeline));
+    walk.run(order_of(plan, rank, steps, 0), Mode::evaluate, StepPart::whole,
+             by_sample ? EvaluatedLosses::by_sample : EvaluatedLosses::of_all);
+    if (by_sample) walk.sum_over_world(count * plan.mesh.degree(Axis::data) * plan.micro_batch.samples);
   }
-  walk.sum_over_world(numbers_per_evaluation);
+  if (!by_sample) walk.sum_over_world(numbers_per_evaluation);
 }
 
 }  // namespace
@@ -368,6 +376,7 @@ std::vector<PlannedCall> collective_order(const PhasePlan& plan, Rank rank, std:
         break;
       }
       case RankWork::Kind::evaluation:
+      case RankWork::Kind::evaluation_by_sample:
         walk_evaluation(walk, plan, rank, part);
         break;
       case RankWork::Kind::load:

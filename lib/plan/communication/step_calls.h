@@ -52,12 +52,13 @@ StepCalls calls_of_step(const PhasePlan& plan, Rank rank);
 void visit_calls(const StepCalls& calls, const std::function<void(const PlannedCall&)>& visit);
 std::vector<PlannedCall> collective_order(const PhasePlan& plan, Rank rank);
 
-// What a rank does at a time: an optimizer step, the evaluation of a set, or a load, which gives all masters new
-// values: initial ones, or those of a checkpoint at a resume or a rollback.
+// What a rank does at a time: an optimizer step, the evaluation of a set, that of a task, whose samples each have a
+// loss of their own, or a load, which gives all masters new values: initial ones, or those of a checkpoint at a resume
+// or a rollback.
 struct RankWork {
-  enum class Kind { step, evaluation, load };
+  enum class Kind { step, evaluation, evaluation_by_sample, load };
   Kind kind = Kind::step;
-  std::int64_t evaluated = 0;  // micro-batches of each replica, in an evaluation
+  std::int64_t evaluated = 0;  // micro-batches of each replica, in an evaluation of either kind
   // Made before a step: finetune.unfreeze decides by it what trains. All there can be: everything that ever does.
   std::int64_t updates = std::numeric_limits<std::int64_t>::max();
   bool in_halves = false;  // a step that measures the noise of the gradient

@@ -235,7 +235,16 @@ class RankTrainer {
     }
     if (work.kind == RankWork::Kind::load) return load();
     const std::int64_t samples = work.evaluated * plan_.micro_batch.samples * plan_.mesh.degree(Axis::data);
-    evaluate(samples, work.may_be_given_up ? [] { return false; } : std::function<bool()>());
+    const auto goes_on = work.may_be_given_up ? [] { return false; } : std::function<bool()>();
+    if (work.kind == RankWork::Kind::evaluation) {
+      evaluate(samples, goes_on);
+      return;
+    }
+    std::vector<std::int64_t> all(static_cast<std::size_t>(samples));
+    std::iota(all.begin(), all.end(), 0);
+    source_.set_batch(std::move(all));
+    std::vector<double> losses(static_cast<std::size_t>(samples));
+    CHECK(runner_.evaluate_samples(source_, work.evaluated, losses, goes_on));
   }
 
   // Nothing is under way afterwards: the store may be looked at.
