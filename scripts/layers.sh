@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # layers.sh [FOLDER]: every layer in FOLDER (default: lib) includes exactly what its CMakeLists.txt DEPENDS on and its README names under
-# "May include", and depends on layers above it in FOLDER/CMakeLists.txt only. Names what does not, and fails.
+# "May include", and depends on layers above it in FOLDER/CMakeLists.txt only; no include is relative. Names what does not, and fails.
 source "$(dirname "$0")/common.sh"
 lib=${1:-$root/lib}
 [ -f "$lib/CMakeLists.txt" ] || refuse "$1"
@@ -25,6 +25,10 @@ for layer in "${layers[@]}"; do
     problem "$file:$line: $layer includes \"$other/\", which $layer/CMakeLists.txt does not name under DEPENDS"
   done < <(grep -rnE "${sources[@]}" '^#include "[a-z_]+/' "$layer" |
     sed -E 's/^([^:]*:[0-9]*:)#include "([a-z_]+)\/.*/\1\2/')
+  # "../nn/x.h" would go past all of this.
+  while IFS=: read -r file line text; do
+    problem "$file:$line: $text is relative; a file of lib is included by its path in lib"
+  done < <(grep -rnE "${sources[@]}" '^[[:space:]]*#[[:space:]]*include[[:space:]]*["<]([^"<>]*/)?\.\.?/' "$layer")
   for other in $allowed; do
     if ! grep -rqE "${sources[@]}" "^#include \"$other/" "$layer"; then
       problem "$layer/CMakeLists.txt: DEPENDS names $other, of which $layer includes nothing"

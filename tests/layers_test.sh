@@ -48,6 +48,18 @@ echo '#include "high/high.h"' >lib/low/device/kernels.cu
 expect 1 'low/device/kernels.cu:1: low includes "high/", which low/CMakeLists.txt does not name under DEPENDS'
 
 tree
+echo '#include "../middle/middle.h"' >lib/low/low.inc
+expect 1 'low/low.inc:1: #include "../middle/middle.h" is relative; a file of lib is included by its path in lib'
+
+tree
+echo '  # include "./low.h"' >lib/low/low.inc
+expect 1 'low/low.inc:1:   # include "./low.h" is relative; a file of lib is included by its path in lib'
+
+tree
+echo '#include "low/../middle/middle.h"' >lib/low/low.inc
+expect 1 'low/low.inc:1: #include "low/../middle/middle.h" is relative; a file of lib is included by its path in lib'
+
+tree
 layer low 'high' '`high`'
 expect 1 'low/CMakeLists.txt: DEPENDS names high, which does not stand before low in CMakeLists.txt'
 
