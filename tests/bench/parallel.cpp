@@ -5,6 +5,7 @@
 //   pipeline  two stages against one rank, 8 micro-batches of one sample
 //   bubble    the pipeline bubble of two stages against its formula, for 2, 4 and 8 micro-batches
 //   memory    what each rank's peak memory grows by under ZeRO 0 to 3 and with recomputation, against the plan
+// The first three say of each rank of the last step how long it waited for others and worked, which is the step.
 // A tool, not a test: it asserts nothing. Layouts that are compared are alive at the same time and step by turns.
 //
 // Usage: bench_parallel [data|tensor|pipeline|bubble|memory]... [--rounds N] [--precision fp32|bf16]
@@ -133,6 +134,10 @@ void compare(const std::string& name, const Layout& one, const Layout& two, cons
       fmt::join(measured[0].seconds, " "), fmt::join(measured[1].seconds, " "),
       fmt::join(measured[0].last.computing, " "), fmt::join(measured[1].last.computing, " "),
       fmt::join(measured[1].last.others, " "));
+  const TrainingRanks::Step& last = measured[1].last;
+  for (std::size_t rank = 0; rank < last.own.size(); ++rank)
+    fmt::print("    rank {}: {:.2f} s working + {:.2f} s waiting for others = {:.2f} s, its last step\n", rank,
+               last.own[rank] - last.waiting[rank], last.waiting[rank], last.own[rank]);
   std::fflush(stdout);
 }
 

@@ -52,6 +52,24 @@ void check_memory(const Config& config) {
 
 }  // namespace
 
+// What a bench divides a step by. How long each is, is no test's business.
+TEST_CASE("ranks tell of each step how long they waited for others, which one alone never does") {
+  Config config = config_of({.layers = 2, .hidden = 64, .context = 32}, Precision::fp32);
+  config.train.global_batch = 2;
+  for (const std::int64_t data : {1, 2}) {
+    CAPTURE(data);
+    config.parallel.data = data;
+    TrainingRanks ranks(config);
+    const TrainingRanks::Step step = ranks.step();
+    REQUIRE(step.waiting.size() == static_cast<std::size_t>(data));
+    for (std::size_t rank = 0; rank < step.waiting.size(); ++rank) {
+      CHECK((step.waiting[rank] > 0) == (data > 1));
+      CHECK(step.waiting[rank] <= step.own[rank]);
+      CHECK(step.own[rank] <= step.seconds);
+    }
+  }
+}
+
 // Narrow, so that activations are a good part of all.
 TEST_CASE("a rank's memory is the planned one, with and without recomputation") {
   struct Case {
@@ -59,11 +77,29 @@ TEST_CASE("a rank's memory is the planned one, with and without recomputation") 
     RecomputeKind recompute;
   };
   for (const Case& one : {Case{Precision::fp32, RecomputeKind::none}, Case{Precision::fp32, RecomputeKind::selective},
-                          Case{Precision::fp32, RecomputeKind::full}, Case{Precision::bf16, RecomputeKind::full}}) {
+                          Case{Precision::fp32, RecomputeKind::full}, Case{Precision::bf16, RecomputeKind::selective},
+                          Case{Precision::bf16, RecomputeKind::full}}) {
     CAPTURE(std::string(to_text(one.precision)));
     CAPTURE(std::string(to_text(one.recompute)));
     Config config = config_of({.layers = 20, .hidden = 320, .context = 192}, one.precision);
     config.train.recompute = one.recompute;
+    check_memory(config);
+  }
+}
+
+// Activations of several micro-batches are held at once on a pipeline, and divided by a tensor group.
+TEST_CASE("the memory of two ranks that recompute is the planned one") {
+  struct Case {
+    RecomputeKind recompute;
+    std::int64_t tensor, pipeline;
+  };
+  for (const Case& one : {Case{RecomputeKind::selective, 1, 2}, Case{RecomputeKind::full, 2, 1}}) {
+    CAPTURE(std::string(to_text(one.recompute)));
+    Config config = config_of({.layers = 30, .hidden = 384, .context = 192}, Precision::bf16);
+    config.train.recompute = one.recompute;
+    config.parallel.tensor = one.tensor;
+    config.parallel.pipeline = one.pipeline;
+    config.train.global_batch = 4;
     check_memory(config);
   }
 }
@@ -76,6 +112,18 @@ TEST_CASE("the memory of two replicas is the planned one, whatever ZeRO divides"
     config.parallel.data = 2;
     config.parallel.zero = zero;
     config.train.global_batch = 4;  // two micro-batches each
+    check_memory(config);
+  }
+}
+
+// In fp32 masters are the compute weights: 8Ψ + 8Ψ/N bytes and 16Ψ/N, with no copy of the weights beside them.
+TEST_CASE("the memory of two replicas in fp32 is the planned one, without a copy of the masters") {
+  for (const std::int64_t zero : {1, 3}) {
+    CAPTURE(zero);
+    Config config = config_of({.layers = 14, .hidden = 512, .context = 32}, Precision::fp32);
+    config.parallel.data = 2;
+    config.parallel.zero = zero;
+    config.train.global_batch = 4;
     check_memory(config);
   }
 }

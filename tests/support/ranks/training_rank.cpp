@@ -17,6 +17,7 @@
 
 #include "backend/backend.h"
 #include "base/clock.h"
+#include "comm/collective/collective_status.h"
 #include "comm/collective/direct_communicator.h"
 #include "comm/process/process_network.h"
 #include "comm/rendezvous/rendezvous.h"
@@ -52,8 +53,8 @@ void touch_code(const CpuOptions& options) {
 }
 
 // One rank: reads "step" from standard input and answers with the seconds it took, those that the training thread
-// computed in it and the processor time of the other threads (transfers), until the input ends; then with the growth of
-// its memory and the plan's.
+// computed in it, the processor time of the other threads (transfers) and the seconds that it waited for other ranks,
+// until the input ends; then with the growth of its memory and the plan's.
 int run_training_rank(const std::string& config_text, std::int64_t rank_number, std::int64_t processor,
                       std::uint16_t port) {
   const char* const secret = std::getenv(rank_secret_variable);
@@ -66,12 +67,14 @@ int run_training_rank(const std::string& config_text, std::int64_t rank_number, 
   const auto store_of_names = connect_store({"127.0.0.1", port}, secret, 60.0);
   ProcessNetwork network(
       {.address = "127.0.0.1", .secret = secret, .uses_memory = config.launch.transport == RankTransport::automatic});
+  CollectiveStatus status;  // as a worker's, so that a wait is what a run's own record calls one
   const auto make = [&](const GroupSpec& spec) {
-    return make_direct_communicator(network.connect(*store_of_names, spec.name, spec.members, rank, 60.0),
-                                    {.group_name = std::string(to_text(spec.kind)),
-                                     .ranks = spec.members,
-                                     .deadline = 600.0,
-                                     .mode = DirectOptions::Mode::queue});
+    auto made = make_direct_communicator(network.connect(*store_of_names, spec.name, spec.members, rank, 60.0),
+                                         {.group_name = std::string(to_text(spec.kind)),
+                                          .ranks = spec.members,
+                                          .deadline = 600.0,
+                                          .mode = DirectOptions::Mode::queue});
+    return make_reporting_communicator(std::move(made), spec.members, status);
   };
   const RankGroups groups = make_groups(phase.mesh, rank, phase.group_facts(), make);
   const CpuOptions on_one_thread{.threads = 1, .compute = phase.compute};
@@ -105,11 +108,12 @@ int run_training_rank(const std::string& config_text, std::int64_t rank_number, 
     const MonotonicTime start = monotonic_now();
     const double own = processor_seconds(CLOCK_THREAD_CPUTIME_ID);
     const double all = processor_seconds(CLOCK_PROCESS_CPUTIME_ID);
+    const double waited = status.waited_seconds();
     runner.step(source, settings);
     ++settings.update;
     const double computed = processor_seconds(CLOCK_THREAD_CPUTIME_ID) - own;
-    fmt::print("{} {} {}\n", seconds_since(start), computed,
-               processor_seconds(CLOCK_PROCESS_CPUTIME_ID) - all - computed);
+    fmt::print("{} {} {} {}\n", seconds_since(start), computed,
+               processor_seconds(CLOCK_PROCESS_CPUTIME_ID) - all - computed, status.waited_seconds() - waited);
     std::fflush(stdout);
   }
   const std::size_t planned = phase.memory(rank, backend->workspace_bytes()).total();

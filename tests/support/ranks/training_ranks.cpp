@@ -28,9 +28,11 @@ TrainingRanks::Step TrainingRanks::step() {
   Step step;
   for (TurnProcess& process : processes_) {
     const std::vector<std::string> words = split_text(process.answer(), ' ');
-    step.seconds = std::max(step.seconds, std::stod(words.at(0)));
+    step.own.push_back(std::stod(words.at(0)));
+    step.seconds = std::max(step.seconds, step.own.back());
     step.computing.push_back(std::stod(words.at(1)));
     step.others.push_back(std::stod(words.at(2)));
+    step.waiting.push_back(std::stod(words.at(3)));
   }
   return step;
 }

@@ -22,11 +22,13 @@ class TrainingRanks {
   TrainingRanks& operator=(const TrainingRanks&) = delete;
 
   // One step of all ranks: the slowest one's seconds; of each the processor time of the thread that computes and of the
-  // others.
+  // others, its own seconds, and those of them in which it waited for other ranks. What it did not wait it worked.
   struct Step {
     double seconds = 0.0;
     std::vector<double> computing{};
     std::vector<double> others{};
+    std::vector<double> own{};
+    std::vector<double> waiting{};
   };
   Step step();
 
