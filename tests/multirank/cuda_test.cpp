@@ -3,6 +3,7 @@
 // on other late backends.
 #include <doctest/doctest.h>
 
+#include <cstdint>
 #include <iterator>
 #include <vector>
 
@@ -23,8 +24,7 @@ struct Numbers {
 
 enum class On { cpu, gpu, gpu_by_graphs };
 
-// In some steps and an evaluation.
-Numbers train(const Config& config, DType compute, On on, int steps = 3) {
+LayoutOutcome run_on(const Config& config, DType compute, On on, int steps) {
   LayoutRun run{.config = config, .steps = steps, .evaluation_samples = 5};
   run.backend = compute == DType::bf16  ? TestBackend::cpu_bf16
                 : compute == DType::f16 ? TestBackend::cpu_f16
@@ -33,8 +33,14 @@ Numbers train(const Config& config, DType compute, On on, int steps = 3) {
     run.make_gpu = [on](DType type) {
       return make_gpu(CudaOptions{.compute = type, .graphs = on == On::gpu_by_graphs});
     };
-  const LayoutOutcome outcome = run_layout(run);
+  LayoutOutcome outcome = run_layout(run);
   CHECK(outcome.problem == "");
+  return outcome;
+}
+
+// In some steps and an evaluation.
+Numbers train(const Config& config, DType compute, On on, int steps = 3) {
+  const LayoutOutcome outcome = run_on(config, compute, on, steps);
   return {.losses = outcome.losses, .grad_norms = outcome.grad_norms, .evaluation = outcome.evaluation.loss_sum};
 }
 
@@ -85,6 +91,25 @@ TEST_CASE("cuda_graphs_change_no_bit_of_a_gpus_training") {
     CHECK(train(config, compute, On::gpu_by_graphs, steps) == without);
     // From the third step on, if not before.
     if (before) CHECK(*graph_launches() - *before >= 3);
+  }
+}
+
+// Of one rank: those that exchange by NCCL are counted in nccl_test.cpp, and those that do so through the host's memory
+// wait for each transfer.
+TEST_CASE("the_host_waits_once_in_a_step_for_its_gpu_whatever_is_offloaded_or_launched_as_graphs") {
+  if (is_gpu_missing() || !is_gpu_of_host()) return;
+  std::size_t number = 0;
+  for (Config config : configs()) {
+    if (config.parallel.data.value_or(1) * config.parallel.tensor * config.parallel.pipeline > 1) continue;
+    CAPTURE(number);
+    const DType compute = types[number % std::size(types)];
+    if (number++ % 2 == 1) config.train.optimizer.offload = OffloadKind::host;
+    for (const On on : {On::gpu, On::gpu_by_graphs}) {
+      CAPTURE(on == On::gpu_by_graphs);
+      const LayoutOutcome outcome = run_on(config, compute, on, 4);
+      CHECK(outcome.host_waits.size() == 1);
+      for (const std::uint64_t waits : outcome.host_waits) CHECK(waits == 1);
+    }
   }
 }
 

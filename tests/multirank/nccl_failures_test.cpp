@@ -146,7 +146,8 @@ TEST_CASE("an asynchronous error of NCCL ends the call under way, and what was c
     }
     meet();
   });
-  CHECK(words == "group world: all_reduce #0: NCCL: remote process exited or there was a network error");
+  CHECK(words.starts_with("group world: all_reduce #0: GPU 0 (the host at fa4e:1b:00.0) of "));
+  CHECK(words.ends_with(": NCCL: remote process exited or there was a network error"));
 }
 
 TEST_CASE("while NCCL takes its time to end one of a rank's groups, calls of the others end by their deadline") {
@@ -273,7 +274,10 @@ TEST_CASE("a GPU that fails when its groups are connected is no want of memory, 
     }
     meet();
   });
-  CHECK(words == "group world: all_reduce #0: NCCL: unhandled cuda error: Cuda failure 'unspecified launch failure'");
+  CHECK(words.starts_with("group world: all_reduce #0: GPU 0 (the host at fa4e:1b:00.0) of "));
+  CHECK(
+      words.ends_with(": NCCL: unhandled cuda error: Cuda failure 'unspecified launch failure'; the kernel's log "
+                      "(dmesg, Xid) and nvidia-smi -q may say why"));
 }
 
 TEST_CASE("a group that is made anew meets nothing of one that was given up") {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <new>
 #include <string>
@@ -24,9 +25,10 @@ namespace {
 
 // A run of two replicas; what each rank ends with, empty where it finishes.
 struct NcclRun : TinyRun {
-  std::vector<std::string> train() {
-    const StartPoint start =
-        prepare(config({"run.device=cuda", "parallel.data=2", "train.micro_batch=1", "train.steps=2"}));
+  std::vector<std::string> train(const std::vector<std::string>& more = {}) {
+    std::vector<std::string> settings = {"run.device=cuda", "parallel.data=2", "train.micro_batch=1", "train.steps=2"};
+    settings.insert(settings.end(), more.begin(), more.end());
+    const StartPoint start = prepare(config(settings));
     InProcessWorld world(2);
     std::vector<std::string> ends(2);
     run_threads(world, [&](Rank rank) {
@@ -49,6 +51,7 @@ struct NcclRun : TinyRun {
                                   .backend = backend,
                                   .connect_seconds = 2.0,
                                   .devices = {.transport = launch.transport,
+                                              .interface = launch.interface.value_or(""),
                                               .has_own_gpu = true,
                                               .is_direct = [&by](const std::string& name) { by = "by " + name; }}});
                            },
@@ -88,6 +91,17 @@ TEST_CASE("a_run_by_nccl_tells_what_its_connections_took_beside_what_was_planned
         run.log_of(rank),
         fmt::format("by NCCL 2.28.9; to connect rank {} took 326 MiB of its GPU's memory, 342 MiB were planned",
                     rank)));
+}
+
+TEST_CASE("nccl_goes_out_by_the_interface_that_launch_names_and_by_any_where_it_names_none") {
+  const Gpus gpus(2);
+  ::unsetenv("NCCL_SOCKET_IFNAME");
+  CHECK(NcclRun().train() == std::vector<std::string>(2));
+  CHECK(std::getenv("NCCL_SOCKET_IFNAME") == nullptr);
+  CHECK(NcclRun().train({"launch.interface=lo"}) == std::vector<std::string>(2));
+  const char* const name = std::getenv("NCCL_SOCKET_IFNAME");
+  CHECK(std::string(name == nullptr ? "none" : name) == "=lo");
+  ::unsetenv("NCCL_SOCKET_IFNAME");
 }
 
 TEST_CASE("a_run_whose_gpu_has_no_memory_for_nccl_says_so_with_the_plan_and_what_was_there") {

@@ -137,7 +137,9 @@ GpuNumbers train_on_gpus(const Config& config, DType compute, Exchanged exchange
     phases.meet();
     const std::uint64_t before = fake_runtime::device_waits();
     for (int step = 0; step < steps; ++step) {
+      const std::uint64_t waits_before = host_waits();
       const StepRunner::Result result = trainer.step();
+      if (exchanged == Exchanged::by_nccl) CHECK(host_waits() - waits_before == 1);  // for its stream
       if (rank.value() != 0) continue;
       numbers.losses.push_back(result.outcome.loss);
       numbers.grad_norms.push_back(result.outcome.grad_norm);

@@ -49,7 +49,7 @@ class AttentionLibrary {
   // What run() needs, of memory aligned to 256 bytes; nothing: there are no kernels for the kind. The first time that a
   // kind is asked for, its kernels are chosen and compiled, which takes up to seconds.
   virtual std::optional<std::size_t> workspace_bytes(const AttentionKind& kind) = 0;
-  // Issues it, of a kind that there are kernels for. PeerError.
+  // Issues it, of a kind that there are kernels for. PeerError, std::bad_alloc; so in workspace_bytes().
   virtual void run(cudaStream_t stream, const AttentionKind& kind, const AttentionOperands& operands,
                    std::byte* workspace) = 0;
 
@@ -57,7 +57,7 @@ class AttentionLibrary {
   AttentionLibrary() = default;
 };
 
-// Of the current GPU; null: there is none on this machine, or the module was built without its headers.
+// Of the current GPU; null: there is none on this machine, or the module was built without its headers. std::bad_alloc
 std::unique_ptr<AttentionLibrary> find_attention_library();
 
 }  // namespace scaletrain::cuda

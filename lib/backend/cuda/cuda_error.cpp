@@ -10,7 +10,6 @@
 #include <string>
 
 #include "backend/cuda/host_calls.h"
-#include "base/error.h"
 
 namespace scaletrain::cuda {
 
@@ -49,16 +48,12 @@ std::map<int, std::string>& names() {
   return of_devices;
 }
 
-// What a process sees as GPU 0 is any of its host's: "GPU 0 (NVIDIA H100 80GB HBM3 at 0000:1b:00.0) of node7", of the
-// thread.
-std::string name_of_gpu() {
-  if (device_of_thread < 0) return "CUDA";
-  const std::lock_guard lock(names_mutex);
-  const auto name = names().find(device_of_thread);
-  char host[HOST_NAME_MAX + 1] = {};
-  ::gethostname(host, sizeof host - 1);
-  return fmt::format("GPU {}{} of {}", device_of_thread,
-                     name == names().end() ? "" : fmt::format(" ({})", name->second), host);
+std::string name_of_thread() {
+  return device_of_thread < 0 ? "CUDA" : name_of_gpu(device_of_thread);
+}
+
+PeerError failure_of(const std::string& name, const std::string& words) {
+  return PeerError(fmt::format("{}: {}; the kernel's log (dmesg, Xid) and nvidia-smi -q may say why", name, words));
 }
 
 }  // namespace
@@ -75,13 +70,28 @@ void name_device(int device, const std::string& name) {
   names()[device] = name;
 }
 
+// What a process sees as GPU 0 is any of its host's.
+std::string name_of_gpu(int device) {
+  const std::lock_guard lock(names_mutex);
+  const auto name = names().find(device);
+  char host[HOST_NAME_MAX + 1] = {};
+  ::gethostname(host, sizeof host - 1);
+  return fmt::format("GPU {}{} of {}", device, name == names().end() ? "" : fmt::format(" ({})", name->second), host);
+}
+
+PeerError gpu_failure(const std::string& words) {
+  return failure_of(name_of_thread(), words);
+}
+PeerError gpu_failure(int device, const std::string& words) {
+  return failure_of(name_of_gpu(device), words);
+}
+
 void check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
   if (error == cudaErrorMemoryAllocation) throw std::bad_alloc();
-  const std::string text =
-      fmt::format("{}: {} failed: {} ({})", name_of_gpu(), what, cudaGetErrorString(error), cudaGetErrorName(error));
-  if (is_bug(error)) throw BugError(text);
-  throw PeerError(text + "; the kernel's log (dmesg, Xid) and nvidia-smi -q may say why");
+  const std::string words = fmt::format("{} failed: {} ({})", what, cudaGetErrorString(error), cudaGetErrorName(error));
+  if (is_bug(error)) throw BugError(fmt::format("{}: {}", name_of_thread(), words));
+  throw gpu_failure(words);
 }
 
 }  // namespace scaletrain::cuda

@@ -4,12 +4,18 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <exception>
 #include <map>
+#include <new>
+#include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
 #include "backend/cuda/attention_library.h"
+#include "backend/cuda/cuda_error.h"
 #include "base/error.h"
 
 namespace cudnn_frontend {
@@ -51,6 +57,23 @@ struct Plan {
   std::size_t workspace = 0;
 };
 
+// What cuDNN tells comes as words alone, with the name of its status or of CUDA's error in them.
+bool is_short_of_memory(std::string_view words) {
+  constexpr std::array<std::string_view, 4> of_memory = {"ALLOC_FAILED", "ALLOCATION_FAILED", "MemoryAllocation",
+                                                         "out of memory"};
+  return std::any_of(of_memory.begin(), of_memory.end(),
+                     [&](auto part) { return words.find(part) != std::string_view::npos; });
+}
+
+[[noreturn]] void fail(const std::string& words) {
+  if (is_short_of_memory(words)) throw std::bad_alloc();
+  throw gpu_failure("cuDNN: " + words);
+}
+void check(cudnnStatus_t status, std::string_view what) {
+  if (status != CUDNN_STATUS_SUCCESS)
+    fail(fmt::format("{} failed: {}", what, frontend::detail::get_error_string(status)));
+}
+
 // The frontend throws where a symbol is not found; our own errors pass.
 template <class Body>
 auto with_errors_of_library(Body&& body) {
@@ -58,21 +81,24 @@ auto with_errors_of_library(Body&& body) {
     return body();
   } catch (const PeerError&) {
     throw;
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception& error) {
-    throw PeerError(fmt::format("cuDNN: {}", error.what()));
+    fail(error.what());
   }
 }
 
-// Whether it went well; false where that is not supported, which is so every time. PeerError for all else, which might
+// Whether it went well; false where that is not supported, which is so every time. An error for all else, which might
 // go well another time, and give other bits then.
 bool succeeds(frontend::error_t status) {
   if (status.is_good()) return true;
   using Code = frontend::error_code_t;
   const std::string message = status.get_message();
+  if (is_short_of_memory(message)) throw std::bad_alloc();
   if (status.get_code() == Code::GRAPH_NOT_SUPPORTED || status.get_code() == Code::UNSUPPORTED_GRAPH_FORMAT ||
       status.get_code() == Code::HEURISTIC_QUERY_FAILED || message.find("NOT_SUPPORTED") != std::string::npos)
     return false;
-  throw PeerError(fmt::format("cuDNN: the choice of a kernel for attention failed: {}", message));
+  fail(fmt::format("the choice of a kernel for attention failed: {}", message));
 }
 
 Plan make_plan(cudnnHandle_t handle, const AttentionKind& kind) {
@@ -141,13 +167,11 @@ class CudnnAttention final : public AttentionLibrary {
                      {d_query, operands.d_query},
                      {d_key, operands.d_key},
                      {d_value, operands.d_value}});
-    if (frontend::detail::set_stream(handle_, stream) != CUDNN_STATUS_SUCCESS)
-      throw PeerError("cuDNN: it takes no stream");
-    const std::string failure = with_errors_of_library([&] {
+    with_errors_of_library([&] {
+      check(frontend::detail::set_stream(handle_, stream), "the choice of a stream");
       auto status = plan.graph->execute(handle_, places, workspace);
-      return status.is_good() ? std::string() : status.get_message();
+      if (!status.is_good()) fail(fmt::format("attention failed: {}", status.get_message()));
     });
-    if (!failure.empty()) throw PeerError(fmt::format("cuDNN: attention failed: {}", failure));
   }
 
  private:
@@ -170,9 +194,16 @@ std::unique_ptr<AttentionLibrary> find_attention_library() {
   if (frontend::cudnn_dlhandle == nullptr) return nullptr;
   try {
     const std::size_t version = frontend::detail::get_backend_version();
+    if (version < oldest_version) return nullptr;
     cudnnHandle_t handle = nullptr;
-    if (version < oldest_version || frontend::detail::create_handle(&handle) != CUDNN_STATUS_SUCCESS) return nullptr;
+    const cudnnStatus_t status = frontend::detail::create_handle(&handle);
+    if (status != CUDNN_STATUS_SUCCESS) {
+      if (is_short_of_memory(frontend::detail::get_error_string(status))) throw std::bad_alloc();
+      return nullptr;
+    }
     return std::make_unique<CudnnAttention>(handle, version);
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception&) {  // a library that it needs is not there
     return nullptr;
   }

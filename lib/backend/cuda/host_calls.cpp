@@ -28,7 +28,7 @@ WaitValue wait_value() {
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
   check(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &function, 13000, cudaEnableDefault, &found),
         "a look at the driver");
-  if (found != cudaDriverEntryPointSuccess) throw PeerError("CUDA: the driver has no cuStreamWaitValue32");
+  if (found != cudaDriverEntryPointSuccess) throw gpu_failure("the driver has no cuStreamWaitValue32");
   return reinterpret_cast<WaitValue>(function);
 }
 
@@ -123,7 +123,7 @@ void HostCalls::issue(cudaStream_t stream, std::function<void()> function) {
   // Reached means at least so many, around the end of the numbers too.
   const CUresult result = wait(stream, reinterpret_cast<CUdeviceptr>(done_), issued_, CU_STREAM_WAIT_VALUE_GEQ);
   if (result != CUDA_SUCCESS)
-    throw PeerError("CUDA: the wait of a stream for the host failed: error " + std::to_string(result));
+    throw gpu_failure("the wait of a stream for the host failed: error " + std::to_string(result));
 }
 
 void CUDART_CB HostCalls::come(void* given) {

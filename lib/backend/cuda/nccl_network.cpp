@@ -83,7 +83,8 @@ struct Communicator {
     const std::string text =
         fmt::format("NCCL: {}{}{}", nccl.get_error_string(result), words.empty() ? "" : ": ", words);
     if (result == ncclInvalidArgument) throw BugError(text);
-    throw PeerError(text);
+    if (result == ncclUnhandledCudaError) throw gpu_failure(device, text);
+    throw PeerError(fmt::format("{}: {}", name_of_gpu(device), text));  // its peers or the network, as likely
   }
   void require_comm() const {
     if (comm == nullptr) throw PeerError("NCCL: the group has been aborted");
@@ -248,7 +249,12 @@ class NcclNetwork final : public DeviceNetwork {
     use_device(device_);
     ncclUniqueId id;
     const ncclResult_t result = nccl_.get_unique_id(&id);
-    if (result != ncclSuccess) throw PeerError(fmt::format("NCCL: {}", nccl_.get_error_string(result)));
+    if (result != ncclSuccess) {
+      const char* const last = nccl_.get_last_error(nullptr);
+      const std::string_view words = last == nullptr ? "" : last;
+      throw PeerError(fmt::format("{}: NCCL: {}{}{}", name_of_gpu(device_), nccl_.get_error_string(result),
+                                  words.empty() ? "" : ": ", words));
+    }
     return {id.internal, sizeof id.internal};
   }
   std::unique_ptr<DeviceGroup> join(const DeviceMembership& membership) override {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <new>
 
+#include "backend/cuda/cuda_error.h"
 #include "base/error.h"
 
 namespace scaletrain::cuda {
@@ -17,7 +18,7 @@ void check(cublasStatus_t status, const char* what) {
   const std::string text =
       fmt::format("cuBLASLt: {} failed: {} ({})", what, cublasLtGetStatusString(status), cublasLtGetStatusName(status));
   if (status == CUBLAS_STATUS_INVALID_VALUE || status == CUBLAS_STATUS_NOT_SUPPORTED) throw BugError(text);
-  throw PeerError(text);
+  throw gpu_failure(text);
 }
 
 cudaDataType data_type(DType type) {

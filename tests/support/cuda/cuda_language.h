@@ -1,9 +1,10 @@
 // The language of kernels (lib/backend/cuda/nvcc/cuda_language.h) for the host's compiler: the same sources run on the
 // processor, so that every kernel is tested where there is no GPU, under the sanitizers too. A launch runs its blocks
 // one after the other and has ended when it returns; the threads of a block are fibers that give way to each other
-// where they meet: at barriers, shuffles and votes. Each launch takes threads in another order. What the hardware would
-// not forgive is a BugError naming block and thread: threads that wait for others that have ended or wait elsewhere, a
-// shuffle that not all lanes of its mask come to.
+// where they meet: at barriers, shuffles and votes. Launches of a kernel by turns take threads in another order, and
+// make asynchronous copies at once or as late as they may be made. What the hardware would not forgive is a BugError
+// naming block and thread: threads that wait for others that have ended or wait elsewhere, a shuffle that not all lanes
+// of its mask come to.
 //
 // Shared memory and device memory are the host's heap, so the address sanitizer sees accesses beyond their ends; shared
 // memory is filled with NaN before a block begins.
@@ -33,13 +34,15 @@ struct HostThread {
   uint3 thread_index{}, block_index{};
   dim3 block_size{}, grid_size{};
   std::byte* shared = nullptr;
-  // Under way: made when the thread waits for them, so that who does not wait reads what was there before.
+  // Under way: made when the thread waits for them, so that who does not wait reads what was there before; or at once,
+  // so that who copies to where others still read takes it from under them.
   struct CopyUnderWay {
     void* to;
     const void* from;
     std::size_t bytes;
   };
   std::vector<CopyUnderWay> copies{};
+  bool copies_at_once = false;
 };
 HostThread& this_thread();
 
@@ -58,11 +61,12 @@ struct LaunchShape {
   std::size_t shared_bytes = 0;
 };
 constexpr std::size_t most_shared_bytes = 99 << 10;
-void run_blocks(const LaunchShape& shape, const std::function<void()>& kernel);
+// kernel: whatever tells it from others, and by which it is kept in mind.
+void run_blocks(const LaunchShape& shape, const void* kernel, const std::function<void()>& body);
 // When the stream's turn has come: fake_runtime.cpp.
 void run_in_turn(cudaStream_t stream, std::function<void()> function);
-// What its first launch does before it.
-void load_kernel(const void* kernel);
+// What a launch does before it, and whether there will be one.
+cudaError_t begin_launch(const void* kernel);
 
 void copy_async(void* shared, const void* global);
 void copy_word_async(void* shared, const void* global);
@@ -85,9 +89,10 @@ T* shared_memory() {
 
 template <class... Parameters, class... Arguments>
 void launch(cudaStream_t stream, const LaunchShape& shape, void (*kernel)(Parameters...), Arguments&&... arguments) {
-  load_kernel(reinterpret_cast<const void*>(kernel));
+  const auto* const place = reinterpret_cast<const void*>(kernel);
+  check(begin_launch(place), "the launch of a kernel");
   const std::tuple<Parameters...> kept(static_cast<Parameters>(arguments)...);
-  run_in_turn(stream, [=] { run_blocks(shape, [&] { std::apply(kernel, kept); }); });
+  run_in_turn(stream, [=] { run_blocks(shape, place, [&] { std::apply(kernel, kept); }); });
 }
 
 inline unsigned lane_of_this_thread() {

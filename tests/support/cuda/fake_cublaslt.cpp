@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "cuda_language.h"
+#include "support/cuda/fake_machine.h"
 
 namespace {
 
@@ -138,10 +139,12 @@ size_t cublasLtGetVersion() {
   return 130000;
 }
 const char* cublasLtGetStatusName(cublasStatus_t status) {
-  return status == CUBLAS_STATUS_INVALID_VALUE ? "CUBLAS_STATUS_INVALID_VALUE" : "another status";
+  return status == CUBLAS_STATUS_INVALID_VALUE      ? "CUBLAS_STATUS_INVALID_VALUE"
+         : status == CUBLAS_STATUS_EXECUTION_FAILED ? "CUBLAS_STATUS_EXECUTION_FAILED"
+                                                    : "another status";
 }
-const char* cublasLtGetStatusString(cublasStatus_t) {
-  return "an invalid value";
+const char* cublasLtGetStatusString(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_EXECUTION_FAILED ? "the function failed to launch on the GPU" : "an invalid value";
 }
 
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, uint64_t rows,
@@ -252,6 +255,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation_o
       return CUBLAS_STATUS_INVALID_VALUE;
   if (workspace_bytes < choice.workspace || reinterpret_cast<std::uintptr_t>(workspace) % 256 != 0)
     return CUBLAS_STATUS_INVALID_VALUE;
+  int device = 0;
+  cudaGetDevice(&device);
+  if (scaletrain::fake_machine::has_failed(device, "products")) return CUBLAS_STATUS_EXECUTION_FAILED;
   const float of_product = *static_cast<const float*>(alpha);
   const float of_addend = *static_cast<const float*>(beta);
   scaletrain::cuda::run_in_turn(stream, [=] {

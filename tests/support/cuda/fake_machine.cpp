@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <sstream>
@@ -92,12 +93,16 @@ bool is_full() {
   return wanted_of_environment() == "full GPU";
 }
 
-bool has_failed(int device) {
+bool has_failed(int device, std::string_view what) {
   const char* const file = std::getenv("SCALETRAIN_FAKE_FAILURE");
   if (file == nullptr) return false;
   const std::string text(file);
   const std::size_t colon = text.rfind(':');
-  return std::atoi(text.c_str() + colon + 1) == device && std::filesystem::exists(text.substr(0, colon));
+  if (std::atoi(text.c_str() + colon + 1) != device) return false;
+  std::ifstream failure(text.substr(0, colon));
+  if (!failure) return false;
+  std::string only;
+  return !std::getline(failure, only) || only == what;
 }
 
 }  // namespace scaletrain::fake_machine

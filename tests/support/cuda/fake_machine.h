@@ -3,11 +3,14 @@
 // driver", "old driver", "no GPU", "broken".
 //
 // While SCALETRAIN_FAKE_LOSS is the path of a file, the machine's last GPU is gone. SCALETRAIN_FAKE_FAILURE is a file's
-// path and a number: while there is such a file, that GPU fails.
+// path and a number: while there is such a file, that GPU fails in whatever it is asked to run, or wait for, or in what
+// the file names alone: copies, kernels, graphs, products, events, waits, calls (of the host's functions) or waits for
+// values.
 #pragma once
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace scaletrain::fake_machine {
@@ -25,6 +28,6 @@ std::size_t memory_of_gpu(int gpu);
 std::size_t free_memory_of(int device);
 // Others have all memory of all GPUs.
 bool is_full();
-bool has_failed(int device);
+bool has_failed(int device, std::string_view what);
 
 }  // namespace scaletrain::fake_machine

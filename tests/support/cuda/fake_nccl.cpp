@@ -11,6 +11,7 @@
 #include <atomic>
 #include <bit>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -18,6 +19,8 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -207,8 +210,18 @@ ncclResult_t get_version(int* version) {
   *version = world().version;
   return ncclSuccess;
 }
+// In a process whose NCCL finds no way out: it listens where NCCL_SOCKET_IFNAME says, before it has an id.
+bool is_without_interface() {
+  const char* const wanted = std::getenv("SCALETRAIN_FAKE_NCCL");
+  return wanted != nullptr && std::string_view(wanted) == "no interface";
+}
 ncclResult_t get_unique_id(ncclUniqueId* id) {
   const std::lock_guard lock(world().mutex);
+  if (is_without_interface()) {
+    const char* const name = std::getenv("NCCL_SOCKET_IFNAME");
+    world().last_words = "Bootstrap : no socket interface found: " + std::string(name == nullptr ? "any" : name);
+    return ncclInvalidUsage;
+  }
   *id = {};
   const std::uint64_t number = world().next_id++;
   std::memcpy(id->internal, &number, sizeof number);
@@ -454,7 +467,10 @@ namespace scaletrain::cuda {
 
 FoundNccl find_nccl() {
   const std::lock_guard lock(fake_nccl::world().mutex);
-  if (!fake_nccl::world().is_installed) return {.obstacle = "libnccl.so.2 is not found"};
+  if (fake_nccl::is_without_interface())
+    fake_nccl::world().version = 22809;
+  else if (!fake_nccl::world().is_installed)
+    return {.obstacle = "libnccl.so.2 is not found"};
   return {.calls = &fake_nccl::calls};
 }
 

@@ -8,7 +8,8 @@
 namespace scaletrain::fake_nccl {
 
 // There is none until a test says so, and none again when the object ends: a process whose ranks are processes has
-// nothing here that they could share.
+// nothing here that they could share. With the variable SCALETRAIN_FAKE_NCCL "no interface" there is one that cannot
+// begin a group, in words that name the interface it was to take.
 class Installed {
  public:
   explicit Installed(int version = 22809);

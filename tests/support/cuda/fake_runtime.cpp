@@ -1,6 +1,6 @@
 // The CUDA runtime as far as the backend asks it, on the host. A stream runs what it is given late and in bursts, on a
 // thread of its own (support/ranks/late_backend.h), so that what is not ordered by events shows; the null stream runs
-// it at once. Device memory is the host's.
+// it at once. Device memory is beyond the host's reach while no stream runs (fake_memory.h).
 //
 // What a driver may wait for the whole device in does so here: whoever gets or gives back memory, or launches a kernel
 // for the first time without CUDA_MODULE_LOADING=EAGER, while a stream of that GPU waits for somebody who waits for him
@@ -32,6 +32,7 @@
 
 #include "cuda_language.h"
 #include "support/cuda/fake_machine.h"
+#include "support/cuda/fake_memory.h"
 #include "support/cuda/fake_runtime.h"
 #include "support/ranks/fenced_backend.h"
 #include "support/ranks/late_backend.h"
@@ -42,6 +43,7 @@ using scaletrain::Event;
 using scaletrain::FencedMemory;
 using scaletrain::Lateness;
 using scaletrain::LateStream;
+using scaletrain::cuda::FakeMemory;
 using namespace scaletrain::fake_machine;
 
 // A stream lives as long as an event of it, which others may still be waiting for when it has been destroyed.
@@ -67,6 +69,8 @@ thread_local bool is_in_host_function = false;
   if (is_in_host_function) return cudaErrorNotPermitted
 
 thread_local int device_of_thread = 0;
+#define REFUSE_WHERE_FAILED(what) \
+  if (has_failed(device_of_thread, what)) return cudaErrorLaunchFailure
 
 // What a thread captures, if it does: of cudaStreamCaptureModeThreadLocal.
 using Nodes = std::vector<std::function<void()>>;
@@ -103,8 +107,10 @@ std::map<FakeStream, int>& streams() {
   return all;
 }
 std::atomic<std::uint64_t> waits_for_devices{0};
+// They are counted by themselves (device_waits()), and not as the host's waits for what it has issued (host_waits.h).
 void wait_for_device() {
   ++waits_for_devices;
+  const std::uint64_t waits_before = scaletrain::host_waits();
   std::vector<FakeStream> all;
   {
     const std::lock_guard lock(streams_mutex);
@@ -117,6 +123,7 @@ void wait_for_device() {
     } catch (...) {  // NOLINT: whoever waits for that stream hears of it
     }
   }
+  scaletrain::host_waits() = waits_before;
 }
 
 std::function<bool(std::size_t)> page_locking;
@@ -149,6 +156,7 @@ bool may_be_copied(const void* memory, std::size_t bytes) {
 // cuStreamWaitValue32 with CU_STREAM_WAIT_VALUE_GEQ, which goes around the end of the numbers.
 CUresult CUDAAPI wait_for_value(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
   if (is_in_host_function || flags != CU_STREAM_WAIT_VALUE_GEQ) return CUDA_ERROR_INVALID_VALUE;
+  if (has_failed(device_of_thread, "waits for values")) return CUDA_ERROR_LAUNCH_FAILED;
   of(stream).call([address, value] {
     const std::atomic_ref<cuuint32_t> reached(*reinterpret_cast<cuuint32_t*>(address));
     while (static_cast<std::int32_t>(reached.load() - value) < 0)
@@ -185,7 +193,11 @@ cudaError_t after_waiting(Wait&& wait) {
 
 namespace scaletrain::cuda {
 
-void run_in_turn(cudaStream_t stream, std::function<void()> function) {
+void run_in_turn(cudaStream_t stream, std::function<void()> given) {
+  std::function<void()> function = [given = std::move(given)] {
+    const FakeMemory::Running running;
+    given();
+  };
   if (is_captured(stream))
     captured->nodes.push_back(std::move(function));
   else if (stream == nullptr)
@@ -194,7 +206,7 @@ void run_in_turn(cudaStream_t stream, std::function<void()> function) {
     of(stream).call(std::move(function));
 }
 
-void load_kernel(const void* kernel) {
+static void load_kernel(const void* kernel) {
   static std::mutex mutex;
   static std::set<const void*> loaded;
   {
@@ -202,6 +214,12 @@ void load_kernel(const void* kernel) {
     if (loads_kernels_ahead() || !loaded.insert(kernel).second) return;
   }
   wait_for_device();
+}
+
+cudaError_t begin_launch(const void* kernel) {
+  REFUSE_WHERE_FAILED("kernels");
+  load_kernel(kernel);
+  return cudaSuccess;
 }
 
 }  // namespace scaletrain::cuda
@@ -234,42 +252,51 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   REFUSE_IN_HOST_FUNCTION;
   if (to == nullptr || from == nullptr) return cudaErrorInvalidValue;
   if (!may_be_copied(to, bytes) || !may_be_copied(from, bytes)) return cudaErrorInvalidValue;
-  if (has_failed(device_of_thread)) return cudaErrorLaunchFailure;
+  REFUSE_WHERE_FAILED("copies");
   scaletrain::cuda::run_in_turn(stream, [=] { std::memcpy(to, from, bytes); });
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
   REFUSE_IN_HOST_FUNCTION;
   if (to == nullptr) return cudaErrorInvalidValue;
+  REFUSE_WHERE_FAILED("copies");
   scaletrain::cuda::run_in_turn(stream, [=] { std::memset(to, value, bytes); });
   return cudaSuccess;
 }
 
-static cudaError_t allocate(void** memory, size_t bytes) {
-  wait_for_device();
-  *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-  if (*memory == nullptr) return cudaErrorMemoryAllocation;
-  std::memset(*memory, 0xff, bytes);
-  FencedMemory::of_process().adopt(static_cast<std::byte*>(*memory), bytes);
-  return cudaSuccess;
-}
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
   REFUSE_IN_HOST_FUNCTION;
   REFUSE_IN_CAPTURE;
-  return is_full() ? cudaErrorMemoryAllocation : allocate(memory, bytes);
+  if (is_full()) return cudaErrorMemoryAllocation;
+  wait_for_device();
+  FakeMemory& all = FakeMemory::of_process();
+  std::byte* const given = all.allocate(bytes);
+  if (given == nullptr) return cudaErrorMemoryAllocation;
+  std::memset(all.values_of(given), 0xff, bytes);
+  FencedMemory::of_process().adopt(given, bytes, all.values_of(given));
+  *memory = given;
+  return cudaSuccess;
 }
 cudaError_t cudaFree(void* memory) {
   REFUSE_IN_HOST_FUNCTION;
   REFUSE_IN_CAPTURE;
   wait_for_device();
+  if (memory == nullptr) return cudaSuccess;
   FencedMemory::of_process().give_up(static_cast<const std::byte*>(memory));
-  std::free(memory);
+  FakeMemory::of_process().free(static_cast<std::byte*>(memory));
   return cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
   REFUSE_IN_HOST_FUNCTION;
   REFUSE_IN_CAPTURE;
-  return page_locking && !page_locking(bytes) ? cudaErrorMemoryAllocation : allocate(memory, bytes);
+  if (page_locking && !page_locking(bytes)) return cudaErrorMemoryAllocation;
+  wait_for_device();
+  *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  if (*memory == nullptr) return cudaErrorMemoryAllocation;
+  std::memset(*memory, 0xff, bytes);
+  auto* const given = static_cast<std::byte*>(*memory);
+  FencedMemory::of_process().adopt(given, bytes, given);
+  return cudaSuccess;
 }
 cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned) {
   REFUSE_IN_HOST_FUNCTION;
@@ -280,7 +307,8 @@ cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned) {
   if (page_locking && !page_locking(bytes)) return cudaErrorMemoryAllocation;
   const std::lock_guard lock(registered_mutex);
   registered()[static_cast<const std::byte*>(memory)] = bytes;
-  FencedMemory::of_process().adopt(static_cast<std::byte*>(memory), bytes);
+  auto* const given = static_cast<std::byte*>(memory);
+  FencedMemory::of_process().adopt(given, bytes, given);
   return cudaSuccess;
 }
 cudaError_t cudaHostUnregister(void* memory) {
@@ -294,7 +322,11 @@ cudaError_t cudaHostUnregister(void* memory) {
 }
 cudaError_t cudaFreeHost(void* memory) {
   REFUSE_IN_HOST_FUNCTION;
-  return cudaFree(memory);
+  REFUSE_IN_CAPTURE;
+  wait_for_device();
+  FencedMemory::of_process().give_up(static_cast<const std::byte*>(memory));
+  std::free(memory);
+  return cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
@@ -328,7 +360,9 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   REFUSE_IN_HOST_FUNCTION;
   if (is_captured(stream)) return refuse_in_capture();
-  return after_waiting([&] { of(stream).synchronize(); });
+  const cudaError_t error = after_waiting([&] { of(stream).synchronize(); });
+  REFUSE_WHERE_FAILED("waits");
+  return error;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   REFUSE_IN_HOST_FUNCTION;
@@ -336,6 +370,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     captured->is_valid = false;
     return cudaErrorStreamCaptureIsolation;
   }
+  REFUSE_WHERE_FAILED("events");
   // What a stream was given itself it has run by then.
   if (of(event).stream != nullptr && of(event).stream != shared(stream))
     of(stream).call([waited_for = of(event)] { waited_for.moment.wait(); });
@@ -344,6 +379,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   REFUSE_IN_HOST_FUNCTION;
   if (is_captured(stream)) return refuse_in_capture();
+  REFUSE_WHERE_FAILED("calls");
   // One at a time, whatever the stream.
   static std::mutex turn;
   of(stream).call([=] {
@@ -381,16 +417,20 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   REFUSE_IN_HOST_FUNCTION;
   if (is_captured(stream)) return refuse_in_capture();
+  REFUSE_WHERE_FAILED("events");
   of(event) = {of(stream).record(), shared(stream)};
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   REFUSE_IN_HOST_FUNCTION;
+  REFUSE_WHERE_FAILED("waits");
   return of(event).moment.is_done() ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   REFUSE_IN_HOST_FUNCTION;
-  return after_waiting([&] { of(event).moment.wait(); });
+  const cudaError_t error = after_waiting([&] { of(event).moment.wait(); });
+  REFUSE_WHERE_FAILED("waits");
+  return error;
 }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
@@ -434,7 +474,7 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t graph, cudaStream_t stream) {
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
   REFUSE_IN_HOST_FUNCTION;
   REFUSE_IN_CAPTURE;
-  if (has_failed(device_of_thread)) return cudaErrorLaunchFailure;
+  REFUSE_WHERE_FAILED("graphs");
   ++launches_of_graphs;
   for (const std::function<void()>& node : *of(graph)) of(stream).call([nodes = of(graph), &node] { node(); });
   return cudaSuccess;

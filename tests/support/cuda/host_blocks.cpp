@@ -5,12 +5,15 @@
 #include <csetjmp>
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "cuda_language.h"
+#include "support/cuda/launched_kernels.h"
 
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer)
@@ -90,18 +93,39 @@ std::string place_of(const HostThread& thread) {
          ", " + std::to_string(thread.block_index.y) + ", " + std::to_string(thread.block_index.z) + ")";
 }
 
+// How a launch is carried out, of what a GPU may do.
+struct Way {
+  bool backwards = false;
+  bool copies_at_once = false;
+};
+
+// How often each kernel has been launched.
+std::mutex launches_mutex;
+std::map<const void*, std::uint64_t>& launches() {
+  static std::map<const void*, std::uint64_t> all;
+  return all;
+}
+
+// Of the next launch of a kernel: two of them differ in both, four make every pair. So whatever else is launched
+// between them, every kernel meets each.
+Way next_way(const void* kernel) {
+  const std::lock_guard lock(launches_mutex);
+  const std::uint64_t number = launches()[kernel]++;
+  return {.backwards = number % 2 == 1, .copies_at_once = (number ^ number / 2) % 2 == 1};
+}
+
 // One block under way. Its fibers are kept from block to block.
 class Block {
  public:
-  void run(const LaunchShape& shape, uint3 index, const std::function<void()>& kernel, bool backwards) {
+  void run(const LaunchShape& shape, uint3 index, const std::function<void()>& kernel, const Way& way) {
     kernel_ = &kernel;
     // Exactly as many bytes as were asked for, from the heap: what lies beyond them is not this block's.
     const std::unique_ptr<std::byte[]> shared(new std::byte[shape.shared_bytes]);
     std::memset(shared.get(), 0xff, shape.shared_bytes);
     threads_.assign(shape.threads, {});
     for (unsigned i = 0; i < shape.threads; ++i) {  // in the order in which they begin
-      const unsigned t = backwards ? shape.threads - 1 - i : i;
-      threads_[i].place = {{t, 0, 0}, index, dim3(shape.threads), shape.blocks, shared.get(), {}};
+      const unsigned t = way.backwards ? shape.threads - 1 - i : i;
+      threads_[i].place = {{t, 0, 0}, index, dim3(shape.threads), shape.blocks, shared.get(), {}, way.copies_at_once};
     }
     warps_.assign(shape.threads / warp_threads, {});
     block_ = {};
@@ -289,20 +313,26 @@ void meet_for(const char* what, void* address, void (*work)(WarpAddresses)) {
   block_under_way.meet_warp(0xffffffffU, reinterpret_cast<std::uintptr_t>(address), what, work);
 }
 
-void run_blocks(const LaunchShape& shape, const std::function<void()>& kernel) {
-  static thread_local bool backwards = false;
-  backwards = !backwards;
+std::vector<const void*> kernels_that_ran() {
+  std::vector<const void*> all;
+  const std::lock_guard lock(launches_mutex);
+  for (const auto& [kernel, number] : launches()) all.push_back(kernel);
+  return all;
+}
+
+void run_blocks(const LaunchShape& shape, const void* kernel, const std::function<void()>& body) {
+  const Way way = next_way(kernel);
   SCALETRAIN_CHECK(shape.threads > 0 && shape.threads <= 1024 && shape.threads % warp_threads == 0);
   SCALETRAIN_CHECK(shape.shared_bytes <= most_shared_bytes);
   SCALETRAIN_CHECK(shape.blocks.x > 0 && shape.blocks.y > 0 && shape.blocks.z > 0);
   SCALETRAIN_CHECK(shape.blocks.x <= 0x7fffffffU && shape.blocks.y <= 65535 && shape.blocks.z <= 65535);
   const std::uint64_t blocks = std::uint64_t{shape.blocks.x} * shape.blocks.y * shape.blocks.z;
   for (std::uint64_t i = 0; i < blocks; ++i) {
-    const std::uint64_t at = backwards ? blocks - 1 - i : i;
+    const std::uint64_t at = way.backwards ? blocks - 1 - i : i;
     const uint3 index{static_cast<unsigned>(at % shape.blocks.x),
                       static_cast<unsigned>(at / shape.blocks.x % shape.blocks.y),
                       static_cast<unsigned>(at / shape.blocks.x / shape.blocks.y)};
-    block_under_way.run(shape, index, kernel, backwards);
+    block_under_way.run(shape, index, body, way);
   }
 }
 

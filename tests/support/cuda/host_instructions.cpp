@@ -23,7 +23,10 @@ void require_aligned(const void* address, const char* what, std::size_t bytes = 
 void begin_copy(void* shared, const void* global, std::size_t bytes) {
   require_aligned(shared, "cp.async", bytes);
   require_aligned(global, "cp.async", bytes);
-  this_thread().copies.push_back({shared, global, bytes});
+  if (this_thread().copies_at_once)
+    std::memcpy(shared, global, bytes);
+  else
+    this_thread().copies.push_back({shared, global, bytes});
 }
 
 // What a lane brings to ldmatrix, and takes away.

@@ -53,10 +53,10 @@ class FencedMemory {
     });
   }
 
-  // Memory that another backend calls a device's and that the host can reach: its values lie where it is.
-  void adopt(std::byte* data, std::size_t bytes) {
+  // Memory that another backend calls a device's, and where the host finds its values: there too, or elsewhere.
+  void adopt(std::byte* data, std::size_t bytes, std::byte* values) {
     const std::unique_lock lock(mutex_);
-    pieces_[data] = {bytes, data};
+    pieces_[data] = {bytes, values};
   }
   void give_up(const std::byte* data) {
     const std::unique_lock lock(mutex_);

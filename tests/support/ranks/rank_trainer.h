@@ -412,7 +412,8 @@ struct LayoutOutcome {
   // Of them the steps' calls: without what makes weights in another type than their masters before the first step
   // (gathers, under ZeRO 1 and 2) and without the evaluation.
   std::vector<Trace> step_traces;
-  std::string problem;  // something that no layout may do: ranks disagree, elements are missing
+  std::vector<std::uint64_t> host_waits;  // by rank, in the last step: as host_waits.h counts
+  std::string problem;                    // something that no layout may do: ranks disagree, elements are missing
 };
 
 inline PhasePlan make_test_plan(const Config& config, TestBackend backend) {
@@ -435,6 +436,7 @@ inline LayoutOutcome run_layout(const LayoutRun& run) {
   TensorAssembler parameters(plan.table, StateKind::master);
   std::vector<std::vector<StepRunner::Result>> results(static_cast<std::size_t>(plan.mesh.world()));
   std::vector<StepRunner::EvaluationSums> evaluations(results.size());
+  outcome.host_waits.resize(results.size());
   RanksOptions options;
   if (run.traced) options.traces = &outcome.traces;
   options.queues_only = run.queues_only;
@@ -457,7 +459,9 @@ inline LayoutOutcome run_layout(const LayoutRun& run) {
         const auto index = static_cast<std::size_t>(rank.value());
         const std::size_t before = run.traced ? outcome.traces[index].records.size() : 0;
         for (std::int64_t step = 0; step < run.steps; ++step) {
+          const std::uint64_t waits_before = host_waits();
           results[index].push_back(trainer.step());
+          outcome.host_waits[index] = host_waits() - waits_before;
           if (step == run.gradients_of) gradients.add(trainer.settled_store(), StateKind::gradient);
         }
         if (run.traced) {

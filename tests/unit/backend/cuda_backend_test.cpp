@@ -4,14 +4,20 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <future>
 #include <new>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "backend/cuda/architectures.h"
@@ -21,8 +27,11 @@
 #include "support/cuda/fake_runtime.h"
 #include "support/cuda/module_of_machine.h"
 #include "support/eventually.h"
+#include "support/forwarding_backend.h"
+#include "support/ranks/fenced_backend.h"
 #include "support/resident_memory.h"
 #include "support/sanitizers.h"
+#include "support/temp_folder.h"
 
 using namespace scaletrain;
 
@@ -121,6 +130,48 @@ void check_copies_over_pieces(Backend& backend) {
   CHECK(to.data()[bytes - 1] == std::byte{0});
 }
 
+// A GPU in halves whose products take this long, whatever their size, and that gives out no more memory at once.
+class ProductsOfKnownTime final : public ForwardingBackend {
+ public:
+  static constexpr double seconds = 2e-3;
+  explicit ProductsOfKnownTime(std::size_t most)
+      : ForwardingBackend(make_cuda_backend({.compute = DType::bf16})), most_(most) {}
+  Buffer allocate(std::size_t bytes) override {
+    if (bytes > most_) throw std::bad_alloc();
+    return inner().allocate(bytes);
+  }
+
+  std::set<std::int64_t> sizes;
+  bool is_filled = true;  // factors, with numbers
+
+ private:
+  void launch(Stream& stream, const Operation& op) override {
+    const auto* const product = std::get_if<LinearForward>(&op);
+    REQUIRE(product != nullptr);
+    sizes.insert(product->output.shape()[0]);
+    for (const ConstView& factor : {product->weight.values, product->input}) {
+      const ConstView values = FencedMemory::of_process().values(factor);
+      const auto* const halves = static_cast<const std::uint16_t*>(values.data());
+      const auto zeros = std::count(halves, halves + values.num_elements(), 0);
+      is_filled = is_filled && zeros < values.num_elements() / 100;
+    }
+    stream.call([] { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); });
+  }
+
+  std::size_t most_;
+};
+
+// What the user of a run would be told of a failure of a peer.
+template <class Act>
+std::string run_and_tell(const Act& act, Stream& stream, const Event& event, const Memory& memory) {
+  try {
+    act(stream, event, memory);
+    return "";
+  } catch (const PeerError& error) {
+    return error.what();
+  }
+}
+
 // An event may outlive its stream.
 void check_events_left_over(Backend& backend) {
   Event left;
@@ -150,6 +201,31 @@ TEST_CASE("memory_of_a_gpu_is_zero_and_copies_follow_the_stream_they_are_issued_
   backend->copy(*stream, floats(second.device), floats(second.pinned));
   stream->synchronize();
   CHECK(held(second.pinned) == std::vector<float>(count, 3.0F));
+}
+
+// What an address is to the host, asked of the kernel instead of tried.
+TEST_CASE("memory_of_a_gpu_that_the_host_takes_for_its_own_is_beyond_its_reach") {
+  if (is_sanitized) return;  // which watch its ends instead
+  const auto backend = make_cuda_backend({});
+  const auto stream = backend->make_stream();
+  Memory memory(*backend);
+  backend->run(*stream, Fill{.output = floats(memory.device), .value = 3.0});
+  stream->synchronize();
+  int pipe[2] = {};
+  REQUIRE(::pipe(pipe) == 0);
+  const auto reach = [&](const std::byte* data) { return ::write(pipe[1], data, sizeof(float)); };
+  CHECK(reach(memory.device.data()) == -1);
+  CHECK(errno == EFAULT);
+  CHECK(reach(memory.device.data() + memory.device.size() - sizeof(float)) == -1);
+  CHECK(reach(memory.pinned.data()) == sizeof(float));
+  bool is_in_reach = true;
+  stream->call([&] { is_in_reach = reach(memory.device.data()) != -1; });  // who runs for a stream is the host too
+  stream->synchronize();
+  CHECK_FALSE(is_in_reach);
+  const ConstView values = FencedMemory::of_process().values(floats(memory.device));
+  CHECK(static_cast<const float*>(values.data())[count - 1] == 3.0F);
+  ::close(pipe[0]);
+  ::close(pipe[1]);
 }
 
 TEST_CASE("memory_of_the_host_that_is_pinned_slowly_is_seen_to_get_further") {
@@ -286,6 +362,90 @@ TEST_CASE("a_kernel_that_traps_ends_the_rank_by_an_error_of_the_gpu") {
                            ": what a stream was given failed: unspecified launch failure (cudaErrorLaunchFailure); the "
                            "kernel's log (dmesg, Xid) and nvidia-smi -q may say why";
   CHECK_THROWS_WITH_AS(stream->synchronize(), text.c_str(), PeerError);
+}
+
+TEST_CASE("whatever_a_gpu_fails_in_its_error_names_it_its_host_and_what_failed") {
+  const TempFolder folder;
+  const std::filesystem::path failure = folder.path() / "failure";
+  ::setenv("SCALETRAIN_FAKE_FAILURE", (failure.string() + ":0").c_str(), 1);
+  const auto backend = make_cuda_backend({.graphs = true});
+  char host[256] = {};
+  REQUIRE(::gethostname(host, sizeof host - 1) == 0);
+  const std::string name = "GPU 0 (the host at fa4e:1b:00.0) of " + std::string(host) + ": ";
+  const std::string more = "; the kernel's log (dmesg, Xid) and nvidia-smi -q may say why";
+  const std::string launch_failure = " failed: unspecified launch failure (cudaErrorLaunchFailure)";
+  const auto check_failure_in = [&](const char* what, const std::string& words, auto&& act) {
+    CAPTURE(what);
+    const auto stream = backend->make_stream();
+    const auto other = backend->make_stream();
+    Memory memory(*backend);
+    const Event event = other->record();
+    const std::string none = run_and_tell(act, *stream, event, memory);
+    CHECK(none == "");
+    std::ofstream(failure) << what;
+    const std::string told = run_and_tell(act, *stream, event, memory);
+    std::filesystem::remove(failure);
+    CHECK(told == name + words + more);
+  };
+  const auto fill = [&](Stream& stream, const Event&, const Memory& memory) {
+    backend->run(stream, Fill{.output = floats(memory.device), .value = 1.0});
+  };
+  const auto multiply = [&](Stream& stream, const Event&, const Memory& memory) {
+    const auto part = [&](std::size_t from) {
+      return memory.device.view(from * sizeof(float), DType::f32, Shape{16, 16});
+    };
+    backend->run(stream,
+                 LinearForward{
+                     .weight = {.values = part(0)}, .bias = {}, .input = part(256), .addend = {}, .output = part(512)});
+  };
+  check_failure_in("copies", "a copy" + launch_failure, [&](Stream& stream, const Event&, const Memory& memory) {
+    backend->copy(stream, floats(memory.pinned), floats(memory.device));
+  });
+  check_failure_in("kernels", "the launch of a kernel" + launch_failure, fill);
+  check_failure_in(
+      "products",
+      "cuBLASLt: a product failed: the function failed to launch on the GPU (CUBLAS_STATUS_EXECUTION_FAILED)",
+      multiply);
+  check_failure_in("events", "the wait of a stream" + launch_failure,
+                   [](Stream& stream, const Event& event, const Memory&) { stream.after(event); });
+  check_failure_in("events", "an event" + launch_failure,
+                   [](Stream& stream, const Event&, const Memory&) { stream.record().wait(); });
+  check_failure_in("waits", "what a stream was given" + launch_failure,
+                   [](Stream&, const Event& event, const Memory&) { event.wait(); });
+  check_failure_in("waits", "what a stream was given" + launch_failure,
+                   [](Stream& stream, const Event&, const Memory&) { stream.synchronize(); });
+  check_failure_in("calls", "a call of the host" + launch_failure,
+                   [](Stream& stream, const Event&, const Memory&) { stream.call([] {}); });
+  check_failure_in("waits for values", "the wait of a stream for the host failed: error 719",
+                   [](Stream& stream, const Event&, const Memory&) { stream.call([] {}); });
+  ::unsetenv("SCALETRAIN_FAKE_FAILURE");
+}
+
+TEST_CASE("the_peak_of_a_gpu_is_of_the_largest_product_that_there_is_time_and_memory_for_by_the_clock") {
+  constexpr auto operands = [](std::int64_t size) { return static_cast<std::size_t>(3 * size * size) * 2; };
+  const auto peak = [](std::int64_t size) {
+    const auto side = static_cast<double>(size);
+    return 2.0 * side * side * side / ProductsOfKnownTime::seconds;
+  };
+  {
+    ProductsOfKnownTime backend(operands(2048));
+    const auto stream = backend.make_stream();
+    const double found = calibrate_matmul(backend, *stream, 20.0);
+    CHECK(found <= peak(2048));
+    CHECK(found > 0.25 * peak(2048));  // this machine may be busy
+    CHECK(backend.sizes == std::set<std::int64_t>{512, 1024, 2048});
+    CHECK(backend.is_filled);
+  }
+  {
+    ProductsOfKnownTime backend(operands(2048));
+    const auto stream = backend.make_stream();
+    const double found = calibrate_matmul(backend, *stream, 10 * ProductsOfKnownTime::seconds);
+    CHECK(found <= peak(512));
+    CHECK(backend.sizes == std::set<std::int64_t>{512});
+  }
+  ProductsOfKnownTime backend(operands(512) - 1);
+  const auto stream = backend.make_stream();
+  CHECK_THROWS_AS(calibrate_matmul(backend, *stream, 1.0), std::bad_alloc);
 }
 
 TEST_CASE("a_gpu_that_is_not_there_is_refused") {

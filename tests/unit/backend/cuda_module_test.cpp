@@ -6,7 +6,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <functional>
+#include <set>
+#include <sstream>
 #include <string>
+#include <string_view>
 
 #include "backend/cuda_module.h"
 #include "base/error.h"
@@ -47,6 +52,26 @@ struct Environment {
 };
 
 }  // namespace
+
+// A module that was compiled with another of these reads what the program gives it wrongly.
+TEST_CASE("the_version_of_a_module_is_of_every_header_that_its_interface_is_made_of") {
+  std::set<fs::path> hashed;
+  std::istringstream list(INTERFACE_HEADERS);
+  for (std::string header; std::getline(list, header, ',');) hashed.insert(header);
+  const fs::path lib = SOURCE_FOLDER;
+  std::set<fs::path> reached;
+  const std::function<void(const fs::path&)> reach = [&](const fs::path& header) {
+    if (!reached.insert(header).second) return;
+    std::ifstream in(header);
+    REQUIRE_MESSAGE(in.good(), header.string());
+    constexpr std::string_view include = "#include \"";
+    for (std::string line; std::getline(in, line);)
+      if (line.starts_with(include)) reach(lib / line.substr(include.size(), line.rfind('"') - include.size()));
+  };
+  reach(lib / "backend/cuda_module.h");
+  CHECK(reached.contains(lib / "backend/update_operations.h"));
+  for (const fs::path& header : reached) CHECK_MESSAGE(hashed.contains(header), header.string());
+}
 
 TEST_CASE("a_module_gives_the_program_the_backend_of_its_gpu") {
   const CudaModule module(FAKE_MODULE);

@@ -1,11 +1,15 @@
 // What executes the kernels of GPUs on the host must do what a GPU does, and notice what a GPU would not forgive.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "cuda_language.h"
+#include "support/cuda/launched_kernels.h"
 
 using namespace scaletrain;
 
@@ -101,6 +105,28 @@ __global__ void copy_and_read(const float* input, float* output, bool waits) {
   output[threadIdx.x] = shared[threadIdx.x];
 }
 
+// Each thread copies its part of the next stage over this one, which is read from behind.
+__global__ void read_and_copy_next(const float* input, float* output, bool with_barrier) {
+  auto* const stage = cuda::shared_memory<float>();
+  cuda::copy_async(stage + threadIdx.x * 4, input + threadIdx.x * 4);
+  cuda::wait_for_copies();
+  __syncthreads();
+  output[threadIdx.x] = stage[(blockDim.x - 1 - threadIdx.x) * 4];
+  if (with_barrier) __syncthreads();
+  cuda::copy_async(stage + threadIdx.x * 4, input + 256 + threadIdx.x * 4);
+  __syncthreads();
+  cuda::wait_for_copies();
+}
+
+// Which thread comes first, and whether its copy is there at once.
+__global__ void tell_order(const float* input, int* order, float* output) {
+  auto* const shared = cuda::shared_memory<float>();
+  order[threadIdx.x] = order[32]++;
+  cuda::copy_async(shared + threadIdx.x * 4, input + threadIdx.x * 4);
+  output[threadIdx.x] = shared[threadIdx.x * 4];
+  cuda::wait_for_copies();
+}
+
 std::string error_of(void (*kernel)()) {
   try {
     cuda::launch(nullptr, {dim3(3), 64}, kernel);
@@ -194,12 +220,62 @@ TEST_CASE("matrices_are_loaded_by_rows_or_transposed") {
   }
 }
 
-TEST_CASE("who_does_not_wait_for_its_copies_does_not_find_them") {
+TEST_CASE("who_does_not_wait_for_its_copies_does_not_find_them_in_every_other_launch") {
   alignas(16) float input[128];
   for (int i = 0; i < 128; ++i) input[i] = static_cast<float>(i);
   for (const bool waits : {true, false}) {
-    std::vector<float> output(32);
-    cuda::launch(nullptr, {dim3(1), 32, sizeof input}, copy_and_read, input, output.data(), waits);
-    for (std::size_t i = 0; i < 32; ++i) CHECK((waits ? output[i] == static_cast<float>(i) : std::isnan(output[i])));
+    int num_found = 0;
+    for (int run = 0; run < 2; ++run) {
+      std::vector<float> output(32);
+      cuda::launch(nullptr, {dim3(1), 32, sizeof input}, copy_and_read, input, output.data(), waits);
+      const bool is_found = output[31] == 31.0F;
+      for (std::size_t i = 0; i < 32; ++i)
+        CHECK((is_found ? output[i] == static_cast<float>(i) : std::isnan(output[i])));
+      num_found += is_found ? 1 : 0;
+    }
+    CHECK(num_found == (waits ? 2 : 1));
   }
+}
+
+TEST_CASE("who_copies_to_where_others_still_read_takes_it_from_under_them") {
+  alignas(16) float input[2 * 256];
+  for (int i = 0; i < 2 * 256; ++i) input[i] = static_cast<float>(i);
+  for (const bool with_barrier : {true, false}) {
+    int num_right = 0;
+    for (int run = 0; run < 2; ++run) {
+      std::vector<float> output(64);
+      cuda::launch(nullptr, {dim3(1), 64, 256 * sizeof(float)}, read_and_copy_next, input, output.data(), with_barrier);
+      bool is_right = true;
+      for (std::size_t i = 0; i < 64; ++i) is_right = is_right && output[i] == static_cast<float>(252 - 4 * i);
+      num_right += is_right ? 1 : 0;
+    }
+    CHECK(num_right == (with_barrier ? 2 : 1));
+  }
+}
+
+TEST_CASE("a_kernel_takes_threads_in_every_order_with_copies_of_every_kind_whatever_is_launched_between") {
+  alignas(16) float input[128];
+  for (int i = 0; i < 128; ++i) input[i] = static_cast<float>(i);
+  std::set<std::pair<int, bool>> seen;
+  for (int run = 0; run < 4; ++run) {
+    int order[64] = {};
+    std::vector<float> output(32);
+    for (int other = 0; other < 3; ++other)
+      cuda::launch(nullptr, {dim3(1), 32, sizeof input}, copy_and_read, input, output.data(), true);
+    cuda::launch(nullptr, {dim3(1), 32, 16 * 32}, tell_order, input, order, output.data());
+    seen.emplace(order[0], output[0] == 0.0F);
+  }
+  CHECK(seen.size() == 4);
+}
+
+TEST_CASE("kernels_that_ran_are_told_by_name") {
+  std::vector<int> output(64);
+  cuda::launch(nullptr, {dim3(1), 64}, number_threads, output.data());
+  const std::vector<std::string> names = cuda::names_of_kernels_that_ran();
+  const auto is_named = [&](const char* name) {
+    return std::any_of(names.begin(), names.end(),
+                       [&](const std::string& one) { return one.find(name) != std::string::npos; });
+  };
+  CHECK(is_named("::number_threads(int*)"));
+  CHECK(names.size() == cuda::kernels_that_ran().size());
 }
