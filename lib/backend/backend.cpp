@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "backend/operation_checks.h"
+#include "backend/optimizer_checks.inc"
 #include "base/numbers/checked.h"
 
 namespace scaletrain {
@@ -430,17 +431,6 @@ void check_operation(const Backend& backend, const Fill& op) {
   check.present("output", op.output);
   check.require("output", op.output.dtype() == check.compute() || op.output.dtype() == DType::f32,
                 "F32 or the compute type");
-}
-
-void check_operation(const Backend& backend, const SumsOfSquares& op) {
-  const Checker check("SumsOfSquares", backend);
-  check.present("values", op.values);
-  check.dims("values", op.values, 1);
-  check.require("values", op.values.dtype() == check.compute() || op.values.dtype() == DType::f32,
-                "F32 or the compute type");
-  check_spans(check, op.spans, op.values.shape()[0]);
-  check.operand("results", op.results, DType::f64, Shape{narrow<std::int64_t>(op.spans.size())});
-  check.disjoint("results", op.results, {op.values});
 }
 
 }  // namespace

@@ -110,19 +110,4 @@ void check_spans(const Checker& check, std::span<const Span> spans, std::int64_t
   }
 }
 
-// Of the optimizers' updates (optimizer_checks.cpp).
-void check_operation(const Backend& backend, const AdamWStep& op);
-void check_operation(const Backend& backend, const BlockAdamWStep& op);
-void check_operation(const Backend& backend, const SgdStep& op);
-void check_operation(const Backend& backend, const LionStep& op);
-void check_operation(const Backend& backend, const AdemamixStep& op);
-void check_operation(const Backend& backend, const AdamDirection& op);
-void check_operation(const Backend& backend, const MomentumDirection& op);
-void check_operation(const Backend& backend, const ScaleSpans& op);
-void check_operation(const Backend& backend, const MatrixSquares& op);
-void check_operation(const Backend& backend, const FactoredDirection& op);
-void check_operation(const Backend& backend, const RmsDirection& op);
-void check_operation(const Backend& backend, const AverageStep& op);
-void check_operation(const Backend& backend, const Swap& op);
-
 }  // namespace scaletrain

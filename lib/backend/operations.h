@@ -463,14 +463,13 @@ struct Fill {
   bool operator==(const Fill&) const = default;
 };
 
-// Every operation. A new one joins here; it needs a check in backend.cpp (optimizer_checks.cpp) and a kernel in the
-// folder of each device, and nothing compiles without them.
+// Every operation: these, and behind them those of an update. A new one joins here, or the list in
+// update_operations.h; it needs a check (backend.cpp, of an update optimizer_checks.inc) and a kernel in the folder of
+// each device, and nothing compiles without them.
 using Operation =
-    std::variant<LinearForward, LinearBackwardInput, LinearBackwardWeight, NormForward, NormBackwardInput,
-                 NormBackwardWeight, ActivationForward, ActivationBackward, RopeRotate, AttentionForward,
-                 AttentionBackward, EmbeddingForward, EmbeddingBackward, CrossEntropy, SoftmaxStatistics,
-                 CrossEntropyParts, Add, Dropout, Scale, SoftCap, SoftCapBackward, Copy, Fill, SumsOfSquares, AdamWStep,
-                 SgdStep, LionStep, AdemamixStep, AdamDirection, MomentumDirection, ScaleSpans, MatrixSquares,
-                 FactoredDirection, RmsDirection, AverageStep, Swap, BlockAdamWStep, MatrixProduct>;
+    WithUpdates<LinearForward, LinearBackwardInput, LinearBackwardWeight, NormForward, NormBackwardInput,
+                NormBackwardWeight, ActivationForward, ActivationBackward, RopeRotate, AttentionForward,
+                AttentionBackward, EmbeddingForward, EmbeddingBackward, CrossEntropy, SoftmaxStatistics,
+                CrossEntropyParts, Add, Dropout, Scale, SoftCap, SoftCapBackward, Copy, Fill, MatrixProduct>;
 
 }  // namespace scaletrain

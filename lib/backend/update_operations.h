@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <variant>
 
 #include "tensor/view.h"
 
@@ -187,5 +188,11 @@ struct Swap {
   View a, b;  // [n]
   bool operator==(const Swap&) const = default;
 };
+
+// The list of all operations (operations.h) ends with these. A new one of an update joins here.
+template <class... Others>
+using WithUpdates =
+    std::variant<Others..., SumsOfSquares, AdamWStep, SgdStep, LionStep, AdemamixStep, AdamDirection, MomentumDirection,
+                 ScaleSpans, MatrixSquares, FactoredDirection, RmsDirection, AverageStep, Swap, BlockAdamWStep>;
 
 }  // namespace scaletrain

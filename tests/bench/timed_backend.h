@@ -48,6 +48,7 @@ inline constexpr std::array<std::string_view, std::variant_size_v<Operation>> op
     "soft cap backward",
     "copy",
     "fill",
+    "matrix product",
     "sum of squares",
     "adamw",
     "sgd",
@@ -61,8 +62,7 @@ inline constexpr std::array<std::string_view, std::variant_size_v<Operation>> op
     "rms direction",
     "average",
     "swap",
-    "adamw in 8 bits",
-    "matrix product"};
+    "adamw in 8 bits"};
 static_assert(!operation_names.back().empty(), "a new operation has a name, in its place above");
 
 // What the calls of an operation took together; products apart by their shapes.
