@@ -28,10 +28,14 @@ struct PanelProduct {
 
 class LinearPanels {
  public:
-  // Whether a product of this shape is faster this way.
-  static bool pays(const Engine<float>& engine, std::int64_t rows, std::int64_t k, std::int64_t columns) {
-    return engine.panels != nullptr && engine.panels->pack_a_rows != nullptr && rows >= fewest && k >= fewest &&
-           columns >= fewest;
+  // Whether a product of this shape is faster this way, as measured on a Zen 3. With little of anything packing does
+  // not pay, nor that of a weight with many more outputs than there are rows, as the head's. Where rows of a weight that
+  // lies as [k][columns] are whole pages, oneDNN is half as fast as elsewhere.
+  static bool pays(const Engine<float>& engine, const PanelProduct& p) {
+    if (engine.panels == nullptr || engine.panels->pack_a_rows == nullptr) return false;
+    if (p.weight_has_rows_of_k && p.columns >= 16 * p.num_rows) return false;
+    if (std::min({p.num_rows, p.k, p.columns}) >= 256) return true;
+    return !p.weight_has_rows_of_k && p.columns % 1024 == 0 && std::min(p.num_rows, p.k) >= 64;
   }
 
   LinearPanels(ThreadPool& pool, const Engine<float>& engine, const PanelProduct& product)
@@ -69,7 +73,6 @@ class LinearPanels {
   }
 
  private:
-  static constexpr std::int64_t fewest = 64;  // of rows, of columns and of k
   // A panel's part of b stays in the first-level cache, a tile's part of a in the second.
   static constexpr std::int64_t part_k = 256;
   static constexpr std::int64_t most_rows = 192;  // of a tile

@@ -109,20 +109,34 @@ void forward_turned(ThreadPool& pool, const Engine<float>& engine, const LinearF
   });
 }
 
+PanelProduct product_of(const LinearForward& op, bool adds) {
+  return {.rows = op.input.as<float>(),
+          .num_rows = op.input.shape()[0],
+          .k = op.input.shape()[1],
+          .columns = op.output.shape()[1],
+          .weight = op.weight.values.as<float>(),
+          .weight_has_rows_of_k = true,
+          .adds = adds,
+          .output = op.output.as<float>()};
+}
+
+PanelProduct product_of(const LinearBackwardInput& op) {
+  return {.rows = op.d_output.as<float>(),
+          .num_rows = op.d_output.shape()[0],
+          .k = op.d_output.shape()[1],
+          .columns = op.d_input.shape()[1],
+          .weight = op.weight.values.as<float>(),
+          .weight_has_rows_of_k = false,
+          .adds = false,
+          .output = op.d_input.as<float>()};
+}
+
 // finish(tile): what comes behind the product. A gated activation, whose gate and up are far from each other, is made of
 // all tiles at the end.
 template <class Finish>
-void forward_by_panels(ThreadPool& pool, const Engine<float>& engine, const LinearForward& op, bool adds,
-                       const Finish& finish) {
+void forward_by_panels(ThreadPool& pool, const Engine<float>& engine, const LinearForward& op,
+                       const PanelProduct& product, const Finish& finish) {
   const bool has_pairs = op.activated && is_gated(op.activation);
-  const PanelProduct product{.rows = op.input.as<float>(),
-                             .num_rows = op.input.shape()[0],
-                             .k = op.input.shape()[1],
-                             .columns = op.output.shape()[1],
-                             .weight = op.weight.values.as<float>(),
-                             .weight_has_rows_of_k = true,
-                             .adds = adds,
-                             .output = op.output.as<float>()};
   LinearPanels(pool, engine, product).run([&](const Tile& tile) {
     finish(tile);
     if (op.activated && !has_pairs) activate_tile(engine.typed, op, tile);
@@ -197,8 +211,8 @@ void linear_forward(ThreadPool& pool, const Engine<float>& engine, const LinearF
       engine.all.add_to_rows({op.output.as<float>() + offset, outputs}, bias, {addend, outputs},
                              static_cast<std::size_t>(tile.rows), static_cast<std::size_t>(tile.columns));
   };
-  if (LinearPanels::pays(engine, rows, inputs, outputs)) {
-    forward_by_panels(pool, engine, op, in_place, finish);
+  if (const PanelProduct product = product_of(op, in_place); LinearPanels::pays(engine, product)) {
+    forward_by_panels(pool, engine, op, product, finish);
     return;
   }
   for_forward_tiles(pool, engine.typed, op, float_tiles, 1, [&](const Tile& tile, int) {
@@ -220,15 +234,7 @@ void linear_backward_input(ThreadPool& pool, const Engine<float>& engine, const 
   const std::int64_t rows = op.d_output.shape()[0];
   const std::int64_t outputs = op.d_output.shape()[1];
   const std::int64_t inputs = op.d_input.shape()[1];
-  if (LinearPanels::pays(engine, rows, outputs, inputs)) {
-    const PanelProduct product{.rows = op.d_output.as<float>(),
-                               .num_rows = rows,
-                               .k = outputs,
-                               .columns = inputs,
-                               .weight = op.weight.values.as<float>(),
-                               .weight_has_rows_of_k = false,
-                               .adds = false,
-                               .output = op.d_input.as<float>()};
+  if (const PanelProduct product = product_of(op); LinearPanels::pays(engine, product)) {
     LinearPanels(pool, engine, product).run([](const Tile&) {});
     return;
   }
