@@ -27,6 +27,11 @@ inline std::unique_ptr<Tokenizer> open_bpe(const std::filesystem::path& path,
   return open_tokenizer(TokenizerKind::bpe, path, end_of_document);
 }
 
+inline std::unique_ptr<Tokenizer> open_sentencepiece(const std::filesystem::path& path,
+                                                     std::optional<std::int64_t> end_of_document = std::nullopt) {
+  return open_tokenizer(TokenizerKind::sentencepiece, path, end_of_document);
+}
+
 // One of shared data's, of that folder. Opened once in a program: that reads megabytes of JSON, which takes longer than
 // what tests do with it.
 inline const Tokenizer& real_tokenizer(const std::string& name) {

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "data/corpus/corpus_build.h"
@@ -24,7 +25,8 @@ struct ReadPair {
 };
 template <class T>
 T number_at(const std::string& bytes, std::size_t offset) {
-  REQUIRE(offset + sizeof(T) <= bytes.size());
+  if (offset + sizeof(T) > bytes.size())
+    FAIL("the file ends before ", offset + sizeof(T));  // of each token: no REQUIRE
   T value;
   std::memcpy(&value, bytes.data() + offset, sizeof(T));
   return value;
@@ -80,36 +82,50 @@ inline std::string json_line(const std::string& text) {
   return nlohmann::json({{"id", 1}, {"text", text}}).dump() + "\n";
 }
 
-// A folder with text, JSONL of many lines, packed and not, and below, so that a build has some ten batches; one
-// document is longer than four of them.
-struct SmallCorpus {
-  TempFolder folder;
-  ByteTokenizer tokenizer;
-  std::vector<std::string> messages;
+// What SmallCorpus has, made once: numbers are spelled by the million.
+struct SmallCorpusText {
+  std::vector<std::pair<std::string, std::string>> files;
   std::vector<std::string> documents;  // with '|'
 
-  SmallCorpus() {
+  SmallCorpusText() {
     const auto keep = [this](const std::string& text) { documents.push_back(text + "|"); };
-    folder.write("in/a.txt", words(1, 4'500'001));
-    keep(words(1, 4'500'001));
+    files.emplace_back("in/a.txt", words(1, 4'500'001));
+    keep(files.back().second);
     std::string lines;
     for (std::size_t i = 0; i < 1500; ++i) {
       const std::string text = i == 77 ? "" : words(i, i * 37 % 2999 + 1);
       lines += json_line(text) + (i % 100 == 3 ? "\n \t\n" : "");
       if (!text.empty()) keep(text);
     }
-    folder.write("in/b.jsonl", lines);
+    files.emplace_back("in/b.jsonl", lines);
     std::string packed;
     for (std::size_t i = 0; i < 300; ++i) {
       packed += json_line(words(i + 9000, 501));
       keep(words(i + 9000, 501));
     }
-    folder.write("in/c/d.jsonl.gz", gzipped(packed.substr(0, 70'001)) + gzipped(packed.substr(70'001)));
+    files.emplace_back("in/c/d.jsonl.gz", gzipped(packed.substr(0, 70'001)) + gzipped(packed.substr(70'001)));
     for (int i = 0; i < 9; ++i) {
       const std::string text = words(static_cast<std::size_t>(i) + 500, 1001);
-      folder.write("in/d/" + std::to_string(i) + ".txt.zst", zstandard(text));
+      files.emplace_back("in/d/" + std::to_string(i) + ".txt.zst", zstandard(text));
       keep(text);
     }
+  }
+};
+
+// A folder with text, JSONL of many lines, packed and not, and below, so that a build has some ten batches; one
+// document is longer than four of them.
+struct SmallCorpus {
+  TempFolder folder;
+  ByteTokenizer tokenizer;
+  std::vector<std::string> messages;
+  const std::vector<std::string>& documents = text().documents;
+
+  SmallCorpus() {
+    for (const auto& [name, bytes] : text().files) folder.write(name, bytes);
+  }
+  static const SmallCorpusText& text() {
+    static const SmallCorpusText once;
+    return once;
   }
 
   CorpusRequest request(const std::string& output) {

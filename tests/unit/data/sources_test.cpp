@@ -464,7 +464,7 @@ TEST_CASE("a process reads nothing that another one of its host has verified") {
 TEST_CASE("a full check sees a token file's bytes beyond its samples") {
   const TempFolder folder;
   // Beyond 64 MiB the identity is that of samples.
-  const auto path = folder.write("l.bin", llmc_file(std::vector<int>(36'000'000, 1), false));
+  const auto path = folder.write("l.bin", llmc_header(36'000'000, false) + std::string(72'000'000, '\0'));
   auto config = config_for(folder);
   config.train = {source_at(path)};
   const Opening first = open_once(config);

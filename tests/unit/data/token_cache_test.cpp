@@ -373,7 +373,7 @@ TEST_CASE("tokenised text is the same to the byte for any number of threads, and
   TempFolder folder;
   std::string text;
   std::string lines;
-  for (std::int64_t i = 0; i < 300'000; ++i) {
+  for (std::int64_t i = 0; i < 160'000; ++i) {
     text += std::to_string(i * 7919) + (i % 13 == 0 ? "\n%\n" : " ");
     if (i % 3 == 0) lines += "{\"text\": \"" + std::string(static_cast<std::size_t>(i % 90), 'x') + "\"}\n";
   }

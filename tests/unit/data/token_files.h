@@ -45,13 +45,17 @@ inline std::string megatron_index(const std::vector<std::vector<int>>& documents
   return out;
 }
 
-inline std::string llmc_file(const std::vector<int>& tokens, bool wide) {
+inline std::string llmc_header(std::size_t tokens, bool wide) {
   std::string out;
   put<std::int32_t>(out, wide ? 20240801 : 20240520);
   put<std::int32_t>(out, wide ? 7 : 1);
-  put<std::int32_t>(out, static_cast<std::int32_t>(tokens.size()));
+  put<std::int32_t>(out, static_cast<std::int32_t>(tokens));
   out.resize(1024, '\0');
-  return out + (wide ? packed<std::uint32_t>(tokens) : packed<std::uint16_t>(tokens));
+  return out;
+}
+
+inline std::string llmc_file(const std::vector<int>& tokens, bool wide) {
+  return llmc_header(tokens.size(), wide) + (wide ? packed<std::uint32_t>(tokens) : packed<std::uint16_t>(tokens));
 }
 
 }  // namespace scaletrain::test

@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 #include <zlib.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -134,6 +135,13 @@ inline void check_cuts(const Tokenizer& tokenizer, const std::string& text) {
     ids.insert(ids.end(), behind.begin(), behind.end());
     CHECK_MESSAGE(ids == tokenizer.encode_rest(whole), "cut at ", cut, " of the rest ", whole);
   }
+}
+
+// Every text that `text` begins with, so that cuts lie everywhere.
+inline void check_cuts_of_beginnings(const Tokenizer& tokenizer, const std::string& text) {
+  for (std::size_t size = 1; size <= std::min<std::size_t>(text.size(), 60); size += 7)
+    check_cuts(tokenizer, text.substr(0, size));
+  check_cuts(tokenizer, text);
 }
 
 }  // namespace scaletrain

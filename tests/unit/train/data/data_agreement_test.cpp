@@ -131,16 +131,16 @@ TEST_CASE("a_claim_is_read_as_it_was_told_and_names_a_hundred_files_at_most") {
 }
 
 TEST_CASE("a_claim_about_any_number_of_files_fits_into_the_store_and_what_it_leaves_out_is_not_missing") {
-  // 1,000 folders of 100 files with long names are 30 MB, and each file holds something.
+  // 250 folders of 100 files with long names are 26 MB, and each file holds something.
   std::vector<SourceContent> sources;
-  for (int i = 0; i < 1000; ++i) {
+  for (int i = 0; i < 250; ++i) {
     std::vector<FileContent> files;
     files.reserve(100);
     for (int k = 0; k < 100; ++k)
       files.push_back(
-          {"/d/" + std::string(240, 'x') + std::to_string(1000 * i + k), 10, static_cast<std::uint64_t>(k)});
+          {"/d/" + std::string(1000, 'x') + std::to_string(1000 * i + k), 10, static_cast<std::uint64_t>(k)});
     sources.push_back(corpus(std::move(files), 7));
-    sources.back().holds.assign(300, 1);
+    sources.back().holds.assign(1200, 1);
   }
   const DataClaim claim = claim_of("a", std::move(sources));
   const std::string text = claim_text(claim);
@@ -148,18 +148,18 @@ TEST_CASE("a_claim_about_any_number_of_files_fits_into_the_store_and_what_it_lea
   const DataClaim read = parse_claim(text);
   CHECK(read.sources[0].has_all_files);
   CHECK(read.sources[0].files.size() == 100);
-  CHECK_FALSE(read.sources[999].has_all_files);
+  CHECK_FALSE(read.sources[249].has_all_files);
   CHECK(data_differences(claim, read).empty());
   DataClaim changed = claim;
-  changed.sources[999].identity = 1;
+  changed.sources[249].identity = 1;
   CHECK(contains(data_differences(changed, read), "other tokens ("));
   // Whoever was told so by its host's first rank knows no more.
-  CHECK_FALSE(parse_claim(claim_text(read)).sources[999].has_all_files);
+  CHECK_FALSE(parse_claim(claim_text(read)).sources[249].has_all_files);
 }
 
 TEST_CASE("caches_are_told_as_far_as_there_is_room_for_them_in_the_store") {
   std::vector<SourceContent> sources;
-  for (int i = 0; i < 1000; ++i) {
+  for (int i = 0; i < 200; ++i) {
     sources.push_back(corpus({{"/d/a.txt", 10, 1}}, 7));
     sources.back().caches.assign(10, {"/c/" + std::string(4000, '\n'), 7});
   }
@@ -169,7 +169,7 @@ TEST_CASE("caches_are_told_as_far_as_there_is_room_for_them_in_the_store") {
   const DataClaim read = parse_claim(text);
   CHECK(read.sources[0].caches.size() == 10);
   CHECK(read.sources[1].caches.empty());
-  CHECK(read.sources[999].caches.empty());
+  CHECK(read.sources[199].caches.empty());
 }
 
 TEST_CASE("a_claim_that_says_more_than_any_rank_would_is_an_input_error_that_names_the_field") {
