@@ -29,7 +29,7 @@ say "address and undefined-behaviour sanitizers"
 # With the checks that double the compile time (null, alignment, vptr), which the gate leaves out.
 cmake --preset asan-all >/dev/null
 cmake --build --preset asan-all
-ctest --preset asan-all --no-tests=error -j2
+SCALETRAIN_SANITIZED_ALL=1 ctest --preset asan-all --no-tests=error -j2
 say "thread sanitizer"
 cmake --preset tsan >/dev/null
 cmake --build --preset tsan-all

@@ -10,6 +10,7 @@
 #include "support/models/tiny_model.h"
 #include "support/ranks/rank_trainer.h"
 #include "support/ranks/test_layout.h"
+#include "support/sanitized_by_day.h"
 #include "traffic.h"
 
 using namespace scaletrain;
@@ -25,6 +26,9 @@ Config traced_config() {
 }
 
 void check_calls(const std::string& name, const Config& config, TestBackend backend = TestBackend::reference_f32) {
+  // Under sanitizers every third: what is called is the same there, and other tests have these layouts' memory.
+  static std::size_t number = 0;
+  if (is_sanitized_by_day() && number++ % 3 != 0) return;
   using Kind = RankWork::Kind;
   LayoutRun run{.config = config};
   run.backend = backend;

@@ -1,4 +1,5 @@
 // Blocks of threads as fibers of one thread of the host.
+#include <dlfcn.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -47,8 +48,23 @@ struct Thread {
   const char* waits = nullptr;  // what it waits at, for people
 };
 
+#ifdef SCALETRAIN_TELLS_SANITIZER
+// The library's own. The sanitizer's, which stands before it, takes a jump for one that leaves frames for good, and
+// forgets where these end; of the switch it is told (resume()).
+void jump(std::jmp_buf place) {
+  using Jump = void (*)(std::jmp_buf, int);
+  static const auto library_jump =
+      reinterpret_cast<Jump>(::dlsym(::dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD), "_longjmp"));
+  library_jump(place, 1);
+}
+#else
+void jump(std::jmp_buf place) {
+  _longjmp(place, 1);
+}
+#endif
+
 // A place in a stack that execution can go back to. swapcontext() would do, but asks the kernel about signals each
-// time; jumps do not, and the address sanitizer does not follow those.
+// time, and has the address sanitizer clear the whole stack's shadow; jumps do not.
 class Context {
  public:
   // A stack of its own, which begins with a function.
@@ -60,22 +76,16 @@ class Context {
   }
   // Leaves this one, where it is, for another.
   void go_to(Context& other) {
-#ifdef SCALETRAIN_TELLS_SANITIZER
-    ::swapcontext(&context_, &other.context_);
-#else
     if (_setjmp(place_) != 0) return;
     has_place_ = true;
-    if (other.has_place_) _longjmp(other.place_, 1);
+    if (other.has_place_) jump(other.place_);
     ::setcontext(&other.context_);
-#endif
   }
 
  private:
   ucontext_t context_{};
-#ifndef SCALETRAIN_TELLS_SANITIZER
   std::jmp_buf place_{};
   bool has_place_ = false;
-#endif
 };
 
 // Runs one thread after the other, until one has to wait: another fiber then takes the threads that have not begun.
@@ -83,6 +93,9 @@ struct Fiber {
   Context context;
   std::vector<std::byte> stack;
   Thread* thread = nullptr;  // that it is in the middle of
+  // What the thread waits for: that this meeting's number is another.
+  const Meeting* meeting = nullptr;
+  std::uint64_t number = 0;
 #ifdef SCALETRAIN_TELLS_SANITIZER
   void* fake_stack = nullptr;
 #endif
@@ -144,8 +157,7 @@ class Block {
 
   void meet_block() {
     const std::uint64_t number = block_.number;
-    if (++block_.arrived < threads_.size())
-      return wait("a barrier of the block", [&] { return block_.number != number; });
+    if (++block_.arrived < threads_.size()) return wait("a barrier of the block", block_, number);
     block_.arrived = 0;
     ++block_.number;
     moved_ = true;
@@ -159,7 +171,7 @@ class Block {
     warp.coming[thread % warp_threads] = value;
     const std::uint64_t number = warp.number;
     if (++warp.arrived < warp_threads) {
-      wait(what, [&] { return warp.number != number; });
+      wait(what, warp, number);
     } else {
       warp.arrived = 0;
       ++warp.number;
@@ -177,7 +189,7 @@ class Block {
     while (ended_ < threads_.size()) {
       moved_ = false;
       for (std::size_t i = 0; i < fibers_.size(); ++i)
-        if (fibers_[i]->thread != nullptr) resume(*fibers_[i]);
+        if (fibers_[i]->thread != nullptr && fibers_[i]->meeting->number != fibers_[i]->number) resume(*fibers_[i]);
       while (begun_ < threads_.size()) resume(idle_fiber());
       if (!moved_ && ended_ < threads_.size()) throw BugError("a block of a kernel is stuck: " + stuck_text());
     }
@@ -192,11 +204,13 @@ class Block {
     return fiber;
   }
 
-  template <class Done>
-  void wait(const char* what, Done done) {
+  // Until the meeting after that number of them has taken place.
+  void wait(const char* what, const Meeting& meeting, std::uint64_t number) {
     Fiber& fiber = *current_;
     fiber.thread->waits = what;
-    while (!done()) leave(fiber);
+    fiber.meeting = &meeting;
+    fiber.number = number;
+    leave(fiber);
     fiber.thread->waits = nullptr;
     moved_ = true;
   }
@@ -261,10 +275,10 @@ class Block {
 #endif
 };
 
-thread_local Block block_under_way;
+constinit thread_local Block* block_under_way = nullptr;
 
 void Block::enter() {
-  Block& block = block_under_way;
+  Block& block = *block_under_way;
   Fiber& fiber = *block.current_;
   block.arrive(fiber);
   for (;;) {
@@ -287,30 +301,30 @@ void Block::enter() {
 }  // namespace
 
 HostThread& this_thread() {
-  return block_under_way.current();
+  return block_under_way->current();
 }
 
 void meet_block() {
-  block_under_way.meet_block();
+  block_under_way->meet_block();
 }
 
 void meet_warp(unsigned mask) {
-  block_under_way.meet_warp(mask, 0, "a barrier of the warp");
+  block_under_way->meet_warp(mask, 0, "a barrier of the warp");
 }
 
 std::uint64_t meet_shuffle(unsigned mask, std::uint64_t value, unsigned from_lane) {
-  return block_under_way.meet_warp(mask, value, "a shuffle")[from_lane];
+  return block_under_way->meet_warp(mask, value, "a shuffle")[from_lane];
 }
 
 unsigned meet_ballot(unsigned mask, bool vote) {
-  const std::uint64_t* const votes = block_under_way.meet_warp(mask, vote ? 1 : 0, "a vote");
+  const std::uint64_t* const votes = block_under_way->meet_warp(mask, vote ? 1 : 0, "a vote");
   unsigned all = 0;
   for (unsigned lane = 0; lane < warp_threads; ++lane) all |= votes[lane] != 0 ? 1U << lane : 0U;
   return all;
 }
 
 void meet_for(const char* what, void* address, void (*work)(WarpAddresses)) {
-  block_under_way.meet_warp(0xffffffffU, reinterpret_cast<std::uintptr_t>(address), what, work);
+  block_under_way->meet_warp(0xffffffffU, reinterpret_cast<std::uintptr_t>(address), what, work);
 }
 
 std::vector<const void*> kernels_that_ran() {
@@ -321,6 +335,8 @@ std::vector<const void*> kernels_that_ran() {
 }
 
 void run_blocks(const LaunchShape& shape, const void* kernel, const std::function<void()>& body) {
+  static thread_local Block block;  // whose fibers are kept
+  block_under_way = &block;
   const Way way = next_way(kernel);
   SCALETRAIN_CHECK(shape.threads > 0 && shape.threads <= 1024 && shape.threads % warp_threads == 0);
   SCALETRAIN_CHECK(shape.shared_bytes <= most_shared_bytes);
@@ -332,7 +348,7 @@ void run_blocks(const LaunchShape& shape, const void* kernel, const std::functio
     const uint3 index{static_cast<unsigned>(at % shape.blocks.x),
                       static_cast<unsigned>(at / shape.blocks.x % shape.blocks.y),
                       static_cast<unsigned>(at / shape.blocks.x / shape.blocks.y)};
-    block_under_way.run(shape, index, body, way);
+    block.run(shape, index, body, way);
   }
 }
 

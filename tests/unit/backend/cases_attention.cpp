@@ -222,7 +222,7 @@ Ids random_documents(const std::string& key, const AttentionRow& row) {
   return starts;
 }
 
-std::vector<std::shared_ptr<const AttentionData>> attention_data() {
+std::vector<std::shared_ptr<const AttentionData>> make_attention_data() {
   std::vector<std::shared_ptr<const AttentionData>> all;
   for (const AttentionRow& row : attention_rows()) {
     const std::string key = "attention" + std::to_string(all.size());
@@ -249,6 +249,12 @@ std::vector<std::shared_ptr<const AttentionData>> attention_data() {
     data->log_sum_exp = rounded_to_float(data->result.log_sum_exp);
     all.push_back(data);
   }
+  return all;
+}
+
+// Of both operations, and of every test.
+const std::vector<std::shared_ptr<const AttentionData>>& attention_data() {
+  static const auto all = make_attention_data();
   return all;
 }
 
@@ -334,7 +340,7 @@ View documents(Device& device, const AttentionData& data) {
 
 std::vector<Case> attention_forward_cases() {
   std::vector<Case> cases;
-  const auto all = attention_data();
+  const auto& all = attention_data();
   for (const auto& data : all) {
     // The library's have it.
     const bool with_log_sum_exp = cases.size() % 5 != 4 || cases.size() + 5 >= all.size();

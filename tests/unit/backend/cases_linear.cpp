@@ -9,6 +9,7 @@
 
 #include "backend/cuda_module.h"
 #include "cases.h"
+#include "plain_reference.h"
 
 namespace scaletrain::parity {
 
@@ -54,7 +55,7 @@ std::string name_of(const LinearExtent& e) {
 // Runs a case's call on the squares of its operands: run(device, operands) must be linear in each.
 template <class Operands, class Run>
 std::vector<Values> scales_by_squares(const Operands& operands, const Run& run) {
-  const auto reference = make_reference_backend(DType::f64);
+  const auto reference = make_plain_reference();
   Device device(*reference);
   std::vector<Values> scales;
   for (const Output& output : run(device, operands.squared()))

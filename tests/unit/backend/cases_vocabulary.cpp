@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "cases.h"
+#include "plain_reference.h"
 #include "support/numbers.h"
 
 namespace scaletrain::parity {
@@ -84,7 +85,7 @@ std::shared_ptr<VocabularyOperands> softmax_operands(std::size_t index, const Ex
 }
 
 Values statistics_of(const VocabularyOperands& o) {
-  const auto reference = make_reference_backend(DType::f64);
+  const auto reference = make_plain_reference();
   Device device(*reference);
   const View statistics = device.put_master(Values(static_cast<std::size_t>(o.extent.rows * 3)), {o.extent.rows, 3});
   device.run(SoftmaxStatistics{.logits = device.put(o.logits, {o.extent.rows, o.extent.columns}),
