@@ -133,7 +133,7 @@ void check_copies_over_pieces(Backend& backend) {
 // A GPU in halves whose products take this long, whatever their size, and that gives out no more memory at once.
 class ProductsOfKnownTime final : public ForwardingBackend {
  public:
-  static constexpr double seconds = 2e-3;
+  static constexpr double seconds = 0.04;  // so long that a busy machine does not add as much
   explicit ProductsOfKnownTime(std::size_t most)
       : ForwardingBackend(make_cuda_backend({.compute = DType::bf16})), most_(most) {}
   Buffer allocate(std::size_t bytes) override {
@@ -430,9 +430,9 @@ TEST_CASE("the_peak_of_a_gpu_is_of_the_largest_product_that_there_is_time_and_me
   {
     ProductsOfKnownTime backend(operands(2048));
     const auto stream = backend.make_stream();
-    const double found = calibrate_matmul(backend, *stream, 20.0);
+    const double found = calibrate_matmul(backend, *stream, 100.0);
     CHECK(found <= peak(2048));
-    CHECK(found > 0.25 * peak(2048));  // this machine may be busy
+    CHECK(found > 0.3 * peak(2048));
     CHECK(backend.sizes == std::set<std::int64_t>{512, 1024, 2048});
     CHECK(backend.is_filled);
   }
