@@ -1,6 +1,7 @@
 // What runs rely on beyond right values: the bits of the cpu backend.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -350,6 +351,65 @@ TEST_CASE("gradients of weights that are multiplied as panels have the same bits
   for (const auto& [inputs, outputs] : std::vector<std::pair<std::int64_t, std::int64_t>>{{130, 530}, {530, 130}}) {
     const Results expected = run(1, inputs, outputs);
     for (const int threads : {2, 3, 7}) CHECK(same_bits(run(threads, inputs, outputs), expected));
+  }
+}
+
+// Where panels multiply linear maps (AVX2): a weight that all threads share as a whole, in stripes of its outputs or in
+// rounds of k, and one whose rows are whole pages.
+TEST_CASE("linear maps that are multiplied as panels agree with oneDNN, to the bit for any number of threads") {
+  const cpu::PanelKernels<float>* const panels = cpu::choose_f32_panels("auto");
+  if (panels == nullptr || panels->pack_a_rows == nullptr) {
+    MESSAGE("skipped: no panels for linear maps on this processor");
+    return;
+  }
+  struct Extent {
+    std::int64_t rows, inputs, outputs;
+  };
+  const auto run = [](int threads, const std::string& set, const Extent& e, ActivationType activation) {
+    Engine engine(threads, set);
+    Floats weight = numbers(e.outputs * e.inputs, 1);
+    Floats bias = numbers(e.outputs, 2);
+    Floats input = numbers(e.rows * e.inputs, 3);
+    Floats output = numbers(e.rows * e.outputs, 4);
+    const std::int64_t features = is_gated(activation) ? e.outputs / 2 : e.outputs;
+    Floats activated(static_cast<std::size_t>(e.rows * features));
+    const View sums = view(output, {e.rows, e.outputs});
+    engine.run(LinearForward{.weight = {.values = view(weight, {e.outputs, e.inputs})},
+                             .bias = view(bias, {e.outputs}),
+                             .input = view(input, {e.rows, e.inputs}),
+                             .addend = sums,
+                             .output = sums,
+                             .activation = activation,
+                             .activated = view(activated, {e.rows, features})});
+    Floats d_input(static_cast<std::size_t>(e.rows * e.inputs));
+    engine.run(LinearBackwardInput{.weight = {.values = view(weight, {e.outputs, e.inputs})},
+                                   .d_output = sums,
+                                   .d_input = view(d_input, {e.rows, e.inputs})});
+    std::vector<Results> results(3);
+    append(results[0], output);
+    append(results[1], activated);
+    append(results[2], d_input);
+    return results;
+  };
+  const auto largest = [](const Results& values) {
+    double result = 0;
+    for (const double value : values) result = std::max(result, std::abs(value));
+    return result;
+  };
+  for (const Extent& e : std::vector<Extent>{{257, 300, 290}, {260, 1100, 1102}, {259, 2100, 602}, {70, 1024, 64}}) {
+    CAPTURE(e.inputs);
+    for (const ActivationType activation : {ActivationType::gelu_tanh, ActivationType::swiglu}) {
+      const std::vector<Results> expected = run(1, "auto", e, activation);
+      const std::vector<Results> others = run(2, "portable", e, activation);
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        CAPTURE(i);
+        for (const int threads : {2, 3, 7}) CHECK(same_bits(run(threads, "auto", e, activation)[i], expected[i]));
+        REQUIRE(expected[i].size() == others[i].size());
+        Results distance = others[i];
+        for (std::size_t at = 0; at < distance.size(); ++at) distance[at] -= expected[i][at];
+        CHECK(largest(distance) < 1e-5 * largest(others[i]));
+      }
+    }
   }
 }
 
