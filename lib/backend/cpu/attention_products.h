@@ -225,7 +225,7 @@ class PanelProducts {
         typed_(engine.typed),
         scratch_(scratch),
         size_(head_size),
-        rows_at_a_time_(kernels_.packs_tiles != 0 ? 4 * panel_tile_rows : kernels_.packs_groups != 0 ? 24 : panel_block_rows) {}
+        rows_at_a_time_(rows_at_a_time(kernels_)) {}
 
   struct Keys {
     const S* panels;
@@ -327,6 +327,13 @@ class PanelProducts {
  private:
   static constexpr std::int64_t word_elements = 4 / sizeof(S);
 
+  // Whole pairs of tiles; else no more than pay: of fewer rows the causal mask leaves less to multiply, and narrow
+  // panels pay soon.
+  static std::int64_t rows_at_a_time(const PanelKernels<S>& kernels) {
+    if (kernels.packs_tiles != 0) return 4 * panel_tile_rows;
+    return kernels.packs_groups != 0 ? panel_block_rows / 2 : panel_block_rows;
+  }
+
   const S* rounded(Weights weights) const {
     return weights == Weights::probabilities ? scratch_.probabilities : scratch_.score_gradients;
   }
@@ -352,7 +359,7 @@ class PanelProducts {
   const TypedKernels<S>& typed_;
   const TileScratch<S>& scratch_;
   std::int64_t size_;
-  std::int64_t rows_at_a_time_;  // of tiles, whole pairs of them
+  std::int64_t rows_at_a_time_;
 };
 
 }  // namespace scaletrain::cpu

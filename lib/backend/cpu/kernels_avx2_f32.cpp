@@ -55,8 +55,8 @@ SCALETRAIN_INLINE void prefetch_row(const float* row, size_t columns) {
   for (size_t column = 0; column < columns; column += line_floats) __builtin_prefetch(row + column);
 }
 
-// Words that are packed at a time: what is stored of a panel or group then fills cache lines, of which those of different
-// panels and groups share sets of the cache.
+// Words that are packed at a time: what is stored of a panel or group then fills cache lines, of which those of
+// different panels and groups share sets of the cache.
 constexpr size_t words_at_a_time = 8;
 
 template <class Rows>
@@ -64,8 +64,7 @@ SCALETRAIN_INLINE void for_words(const float* matrix, ptrdiff_t stride, size_t c
   for (size_t word = 0; word < k; word += words_at_a_time) {
     const size_t count = k - word < words_at_a_time ? k - word : words_at_a_time;
     const float* const from = matrix + static_cast<ptrdiff_t>(word) * stride;
-    for (size_t i = 0; i < count; ++i)
-      prefetch_row(from + static_cast<ptrdiff_t>(prefetch_rows + i) * stride, columns);
+    for (size_t i = 0; i < count; ++i) prefetch_row(from + static_cast<ptrdiff_t>(prefetch_rows + i) * stride, columns);
     rows(from, word, count);
   }
 }
@@ -129,11 +128,10 @@ SCALETRAIN_INLINE void transpose(Vectors& rows) {
 // Elements [0, count) of `rows` rows of a matrix, zeros elsewhere, turned.
 SCALETRAIN_INLINE void load_turned(const float* matrix, ptrdiff_t stride, size_t rows, size_t count, Vectors& turned) {
 #pragma GCC unroll 8
-  for (size_t i = 0; i < lanes; ++i)
-{
+  for (size_t i = 0; i < lanes; ++i) {
     __builtin_prefetch(matrix + static_cast<ptrdiff_t>(prefetch_rows + i) * stride);
     turned[i] = i < rows ? load_up_to(matrix + static_cast<ptrdiff_t>(i) * stride, count) : V{};
-}
+  }
   transpose(turned);
 }
 

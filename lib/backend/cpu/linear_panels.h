@@ -29,8 +29,8 @@ struct PanelProduct {
 class LinearPanels {
  public:
   // Whether a product of this shape is faster this way, as measured on a Zen 3. With little of anything packing does
-  // not pay, nor that of a weight with many more outputs than there are rows, as the head's. Where rows of a weight that
-  // lies as [k][columns] are whole pages, oneDNN is half as fast as elsewhere.
+  // not pay, nor that of a weight with many more outputs than there are rows, as the head's. Where rows of a weight
+  // that lies as [k][columns] are whole pages, oneDNN is half as fast as elsewhere.
   static bool pays(const Engine<float>& engine, const PanelProduct& p) {
     if (engine.panels == nullptr || engine.panels->pack_a_rows == nullptr) return false;
     if (p.weight_has_rows_of_k && p.columns >= 16 * p.num_rows) return false;

@@ -131,8 +131,8 @@ PanelProduct product_of(const LinearBackwardInput& op) {
           .output = op.d_input.as<float>()};
 }
 
-// finish(tile): what comes behind the product. A gated activation, whose gate and up are far from each other, is made of
-// all tiles at the end.
+// finish(tile): what comes behind the product. A gated activation, whose gate and up are far from each other, is made
+// of all tiles at the end.
 template <class Finish>
 void forward_by_panels(ThreadPool& pool, const Engine<float>& engine, const LinearForward& op,
                        const PanelProduct& product, const Finish& finish) {

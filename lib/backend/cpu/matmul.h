@@ -1,6 +1,7 @@
 // The linear map's three products, and those of any matrices, cut into tiles of the result that threads share. f32 is
-// multiplied by oneDNN but for gradients of weights and, of few rows, many outputs; those and bf16 by kernels of our
-// own where the processor has the instructions. The rest is stored as halves and multiplied as floats.
+// multiplied by oneDNN but for gradients of weights and, with AVX-512, of few rows many outputs, with AVX2 most of a
+// model's maps; those and bf16 by kernels of our own where the processor has the instructions. The rest is stored as
+// halves and multiplied as floats.
 #pragma once
 
 #include <cstddef>

@@ -9,7 +9,8 @@
 //   A (its rows): blocks of 48 rows, each [words][48], 8 groups of [words][6] where packs_groups, or 3 groups of
 //   [words / 16][16][16] where packs_tiles. A matrix whose rows are whole words is read as it lies, too.
 // The sum over k of an element of the result is made in order, word after word (AMX: 16 after 16), whatever the tile
-// that it is in and however k is cut (AMX: at multiples of 32): its bits depend on nothing else.
+// that it is in and however k is cut (AMX: at multiples of 32): its bits depend on nothing else. AVX2 sums what it is
+// given of k from zero, and adds what there was behind it: there its bits depend on how k is cut, too.
 #pragma once
 
 #include <stddef.h>
@@ -65,12 +66,12 @@ struct PanelKernels {
   int packs_groups;
   int packs_tiles;
   void (*pack_a)(const S* matrix, ptrdiff_t stride, size_t rows, size_t k, S* blocks, ptrdiff_t block_bytes);
-  // The same from one that lies as [rows][k]; null where that gains nothing.
+  // The same from one that lies as [rows][k]; null where that gains nothing. Linear maps of f32 are multiplied by
+  // panels where it is there.
   void (*pack_a_rows)(const S* matrix, ptrdiff_t stride, size_t rows, size_t k, S* blocks, ptrdiff_t block_bytes);
 
   // The softmax of attention as in Kernels, with what is multiplied next rounded to S: rows of `stride` elements with
   // zeros up to whole words of columns. Scores are only read, but their memory may be that of what is written.
-  // Null, as is pack_columns, where attention is not multiplied by panels.
   void (*softmax_forward)(const ScoreBlock& block, const OnlineSoftmax& state, Rows output, size_t output_columns,
                           RowsOf<S> probabilities);
   // d_scores = scale · P · (dP - delta).
