@@ -174,6 +174,10 @@ TEST_CASE("calls of an evaluation by sample are other ones than those of the eva
   // Of the two samples' tokens one gather each, and not one for both.
   CHECK(count(Kind::evaluation_by_sample, GroupKind::tensor) == count(Kind::evaluation, GroupKind::tensor) + 1);
   CHECK(count(Kind::evaluation_by_sample, GroupKind::data) == count(Kind::evaluation, GroupKind::data));
+  check_calls("data 2, tensor 2, two samples at once", config);
+  config.parallel.sequence = true;
+  config.parallel.pipeline = 2;
+  check_calls("data 2, tensor 2 with sequence shards, pipeline 2, two samples at once", config);
 }
 
 // Where masters and compute weights are two, a load makes the latter anew, and gathers them under ZeRO 1 and 2.
