@@ -153,7 +153,7 @@ TEST_CASE("ranks_that_exchange_by_nccl_do_so_over_the_interface_that_launch_name
   const Ended end = run_program(launch);
   CHECK(end.exit_code == 4);
   CHECK_MESSAGE(end.says(": NCCL: invalid usage: Bootstrap : no socket interface found: =lo"), end.errors);
-  CHECK(end.says("GPU 0 (NVIDIA H100 80GB HBM3 at fa4e:1b:00.0) of "));
+  CHECK(end.says(" (NVIDIA H100 80GB HBM3 at fa4e:1"));  // of whichever rank is heard first
 }
 
 TEST_CASE("replicas_that_are_left_to_the_gpus_are_one_on_each") {

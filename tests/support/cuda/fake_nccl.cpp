@@ -210,18 +210,13 @@ ncclResult_t get_version(int* version) {
   *version = world().version;
   return ncclSuccess;
 }
-// In a process whose NCCL finds no way out: it listens where NCCL_SOCKET_IFNAME says, before it has an id.
+// In a process whose NCCL finds no way out: each rank listens where NCCL_SOCKET_IFNAME says.
 bool is_without_interface() {
   const char* const wanted = std::getenv("SCALETRAIN_FAKE_NCCL");
   return wanted != nullptr && std::string_view(wanted) == "no interface";
 }
 ncclResult_t get_unique_id(ncclUniqueId* id) {
   const std::lock_guard lock(world().mutex);
-  if (is_without_interface()) {
-    const char* const name = std::getenv("NCCL_SOCKET_IFNAME");
-    world().last_words = "Bootstrap : no socket interface found: " + std::string(name == nullptr ? "any" : name);
-    return ncclInvalidUsage;
-  }
   *id = {};
   const std::uint64_t number = world().next_id++;
   std::memcpy(id->internal, &number, sizeof number);
@@ -230,6 +225,11 @@ ncclResult_t get_unique_id(ncclUniqueId* id) {
 
 ncclResult_t comm_init_rank_config(ncclComm_t* made, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
   const std::lock_guard lock(world().mutex);
+  if (is_without_interface()) {
+    const char* const name = std::getenv("NCCL_SOCKET_IFNAME");
+    world().last_words = "Bootstrap : no socket interface found: " + std::string(name == nullptr ? "any" : name);
+    return ncclInvalidUsage;
+  }
   const ncclConfig_t initial = NCCL_CONFIG_INITIALIZER;
   if (config->magic != initial.magic || config->size != sizeof *config) return refuse("a config without its beginning");
   if (config->blocking != 0) return refuse("a communicator that blocks");
