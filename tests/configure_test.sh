@@ -5,8 +5,8 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
-# says TEXT OPTIONS...: configuring with the options prints the text; refuses: and fails.
-configure() { rm -rf "$folder/build"; cmake -S "$root" -B "$folder/build" "$@" 2>&1 | tr '\n' ' ' | tr -s ' '; }
+# says TEXT OPTIONS...: configuring with the options prints the text; refuses: and fails. By Ninja, as the presets do: there may be no make.
+configure() { rm -rf "$folder/build"; cmake -G Ninja -S "$root" -B "$folder/build" "$@" 2>&1 | tr '\n' ' ' | tr -s ' '; }
 says() {
   local text=$1 output; shift
   output=$(configure "$@") || { echo "CMake fails with $*: $output" >&2; exit 1; }

@@ -103,27 +103,33 @@ TEST_CASE("every character belongs to what it belongs to in tokenizers, and is n
   }
 }
 
-TEST_CASE("ids of real tokenizers are those of tokenizers: texts") {
+namespace {
+
+// check(tokenizer, texts): of each real tokenizer, with what the package `tokenizers` makes of the texts.
+template <class Check>
+void for_real_tokenizers(const Check& check) {
   if (!is_shared_data_present("tokenizers")) return;
   const json all = golden("shared.json");
   for (const auto& item : all["tokenizers"].items()) {
     const std::string& name = item.key();
     CAPTURE(name);
-    const Tokenizer& tokenizer = real_tokenizer(name);
-    for (const auto& row : item.value()["texts"].items())
-      if (row.key() != kLargestText) check_text(tokenizer, row.key(), row.value());
+    check(real_tokenizer(name), item.value()["texts"]);
   }
 }
 
+}  // namespace
+
+TEST_CASE("ids of real tokenizers are those of tokenizers: texts") {
+  for_real_tokenizers([](const Tokenizer& tokenizer, const json& texts) {
+    for (const auto& row : texts.items())
+      if (row.key() != kLargestText) check_text(tokenizer, row.key(), row.value());
+  });
+}
+
 TEST_CASE("ids of real tokenizers are those of tokenizers: the largest text") {
-  if (!is_shared_data_present("tokenizers")) return;
-  const json all = golden("shared.json");
-  for (const auto& item : all["tokenizers"].items()) {
-    const std::string& name = item.key();
-    CAPTURE(name);
-    const Tokenizer& tokenizer = real_tokenizer(name);
-    check_text(tokenizer, kLargestText, item.value()["texts"][kLargestText]);
-  }
+  for_real_tokenizers([](const Tokenizer& tokenizer, const json& texts) {
+    check_text(tokenizer, kLargestText, texts.at(kLargestText));
+  });
 }
 
 TEST_CASE("ids of real tokenizers are those of tokenizers: a part of Unicode in each context") {
