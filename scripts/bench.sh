@@ -2,7 +2,7 @@
 # bench.sh [--with-torch] [--rounds N] [--case MODEL,CONTEXT,PRECISION[,RECOMPUTE]] [kernels|training|parallel|start|checkpoint|manifest]...:
 # measures this machine, all of it or the parts that are named; N rounds of training and of starting (5), of training that case alone.
 # --with-torch: PyTorch's steps by turns with ours, from a virtual environment that is made in build/ (some gigabytes). Keeps what it prints,
-# and training's figures as JSON, in tests/bench/results/, by date, processor, parts and case. Never part of the tests: machines differ and
+# and training's figures as JSON, in tests/bench/results/, by date, processor, products, parts and case. Never part of the tests: machines differ and
 # are noisy.
 source "$(dirname "$0")/common.sh"
 cd "$root"
@@ -44,7 +44,11 @@ targets=("${parts[@]/#/bench_}")
 cmake --build --preset release --target "${targets[@]/bench_start/scaletrain}"
 
 processor=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1 | tr -cs 'a-zA-Z0-9\n' -)
-results=tests/bench/results/$(date -u +%F)-${processor:-unknown}
+# Virtual machines say "AMD EPYC" of several generations: the widest products that kernels may choose tell them apart.
+for products in amx_bf16 avx512_bf16 avx512f avx2 none; do
+  if grep -qw "$products" /proc/cpuinfo; then break; fi
+done
+results=tests/bench/results/$(date -u +%F)-${processor:-unknown}-$products
 [ ${#parts[@]} -eq ${#all_parts[@]} ] || results+=$(printf -- '-%s' "${parts[@]}")
 [ ${#case[@]} -eq 0 ] || results+=-${case[1]//,/-}
 mkdir -p tests/bench/results

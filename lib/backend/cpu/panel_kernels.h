@@ -66,8 +66,7 @@ struct PanelKernels {
   int packs_groups;
   int packs_tiles;
   void (*pack_a)(const S* matrix, ptrdiff_t stride, size_t rows, size_t k, S* blocks, ptrdiff_t block_bytes);
-  // The same from one that lies as [rows][k]; null where that gains nothing. Linear maps of f32 are multiplied by
-  // panels where it is there.
+  // The same from one that lies as [rows][k]; null where that gains nothing over reading it as it lies.
   void (*pack_a_rows)(const S* matrix, ptrdiff_t stride, size_t rows, size_t k, S* blocks, ptrdiff_t block_bytes);
 
   // The softmax of attention as in Kernels, with what is multiplied next rounded to S: rows of `stride` elements with
