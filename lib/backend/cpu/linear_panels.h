@@ -83,7 +83,7 @@ class LinearPanels {
   static constexpr std::int64_t fewest_columns = 512;
   // A tile's part of a stays in the second-level cache. A panel's part of b stays in AVX2's first-level cache; with
   // AVX-512, whose panels are wider, it comes from the second. AVX2 packs the rows of a tile, whose broadcasts would
-  // miss its smaller caches; AVX-512 reads them as they lie, which is faster even where rows are whole pages apart.
+  // miss its smaller caches; AVX-512 reads them as they lie, which is no slower where rows are whole pages apart.
   struct Cut {
     std::int64_t part_k;     // the most
     std::int64_t most_rows;  // of a tile
