@@ -2,8 +2,8 @@
 # bench.sh [--with-torch] [--rounds N] [--case MODEL,CONTEXT,PRECISION[,RECOMPUTE]] [kernels|training|parallel|start|checkpoint|manifest]...:
 # measures this machine, all of it or the parts that are named; N rounds of training and of starting (5), of training that case alone.
 # --with-torch: PyTorch's steps by turns with ours, from a virtual environment that is made in build/ (some gigabytes). Keeps what it prints,
-# and training's figures as JSON, in tests/bench/results/, by date, processor, products, parts and case. Never part of the tests: machines differ and
-# are noisy.
+# and training's figures as JSON, in tests/bench/results/, by date, processor (name, family, model), parts and case. Never part of the
+# tests: machines differ and are noisy.
 source "$(dirname "$0")/common.sh"
 cd "$root"
 all_parts=(kernels training parallel start checkpoint manifest)
@@ -44,11 +44,9 @@ targets=("${parts[@]/#/bench_}")
 cmake --build --preset release --target "${targets[@]/bench_start/scaletrain}"
 
 processor=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1 | tr -cs 'a-zA-Z0-9\n' -)
-# Virtual machines say "AMD EPYC" of several generations: the widest products that kernels may choose tell them apart.
-for products in amx_bf16 avx512_bf16 avx512f avx2 none; do
-  if grep -qw "$products" /proc/cpuinfo; then break; fi
-done
-results=tests/bench/results/$(date -u +%F)-${processor:-unknown}-$products
+# Virtual machines say "AMD EPYC" of several generations: family and model tell them apart.
+generation=$(sed -n 's/^cpu family[^:]*: //p; s/^model[^:a-z]*: //p' /proc/cpuinfo | head -n 2 | paste -sd -)
+results=tests/bench/results/$(date -u +%F)-${processor:-unknown}${generation:+-$generation}
 [ ${#parts[@]} -eq ${#all_parts[@]} ] || results+=$(printf -- '-%s' "${parts[@]}")
 [ ${#case[@]} -eq 0 ] || results+=-${case[1]//,/-}
 mkdir -p tests/bench/results

@@ -31,7 +31,8 @@ class LinearPanels {
  public:
   // Whether a product of this shape is faster this way, as measured on a Zen 3 and a Zen 4. With little of anything
   // packing does not pay, nor that of a weight with many more outputs than there are rows, as the head's. With AVX2,
-  // where rows of a weight that lies as [k][columns] are whole pages, oneDNN is half as fast as elsewhere.
+  // where rows of a weight that lies as [k][columns] are whole pages, oneDNN is half as fast as elsewhere. With AVX-512
+  // 256 rows were too few and 4096 enough: where it begins to pay in between is an estimate.
   static bool pays(const Engine<float>& engine, const PanelProduct& p) {
     if (engine.panels == nullptr) return false;
     if (p.weight_has_rows_of_k && p.columns >= 16 * p.num_rows) return false;
@@ -82,8 +83,8 @@ class LinearPanels {
   // With fewer columns at a time it is cheaper to pass over the output again than to pack the rows again.
   static constexpr std::int64_t fewest_columns = 512;
   // A tile's part of a stays in the second-level cache. A panel's part of b stays in AVX2's first-level cache; with
-  // AVX-512, whose panels are wider, it comes from the second. AVX2 packs the rows of a tile, whose broadcasts would
-  // miss its smaller caches; AVX-512 reads them as they lie, which is no slower where rows are whole pages apart.
+  // AVX-512, whose panels are wider, it comes from the second. AVX2 packs the rows of a tile; AVX-512 reads
+  // them as they lie, which is no slower where rows are whole pages apart.
   struct Cut {
     std::int64_t part_k;     // the most
     std::int64_t most_rows;  // of a tile
